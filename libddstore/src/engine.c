@@ -1,0 +1,130 @@
+/* The engine: starting and stopping what all stores of this process share, and what a
+ * forked child does with it. */
+#include "engine.h"
+
+#include "iface.h"
+#include "peer.h"
+#include "progress.h"
+#include "reader.h"
+#include "run.h"
+
+#include <net/if.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* engine, its refs and ofi */
+static ddstore__engine *engine;
+
+/* In a forked child: the library's descriptors are closed, so that the parent's death is
+ * seen; everything else is forgotten, nothing is freed or called. */
+static void in_child(void)
+{
+    ddstore__fork_generation++;
+    ddstore__fd_close_all_in_child();
+    if (engine && engine->ofi)
+        ddstore__ofi_drop(engine->ofi);
+    engine = NULL;
+    pthread_mutex_init(&lock, NULL);
+    ddstore__progress_child();
+    ddstore__run_child();
+    ddstore__peer_child();
+    ddstore__segment_child();
+    ddstore__reader_child();
+}
+
+static void at_first(void)
+{
+    struct rlimit limit;
+    (void)pthread_atfork(NULL, NULL, in_child);
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static void stop(ddstore__engine *e)
+{
+    ddstore__progress_stop();
+    ddstore__segment_withdraw(e->beacon);
+    ddstore__ofi_close(e->ofi);
+    free(e);
+}
+
+static int open_ofi(ddstore__engine *e, const ddstore__settings *settings, ddstore_error *err)
+{
+    int rc = ddstore__ofi_open(settings, &e->ofi, err);
+    if (rc || !e->ofi)
+        return rc;
+    snprintf(e->self.provider, sizeof(e->self.provider), "%s",
+             ddstore__ofi_provider(e->ofi));
+    e->self.ofi_bytes = (uint8_t)ddstore__ofi_address(e->ofi, e->self.ofi);
+    return DDSTORE_OK;
+}
+
+static int start(ddstore__engine *e, const ddstore__settings *settings, ddstore_error *err)
+{
+    size_t n;
+    uint8_t nobody[16];
+    ddstore__descriptor beacon;
+    int rc = ddstore__iface_choose(settings, e->self.address, DDSTORE__ADDRESSES, &n,
+                                   e->iface, err);
+    if (rc)
+        return rc;
+    ddstore__random(e->self.uid, sizeof(e->self.uid));
+    ddstore__random(nobody, sizeof(nobody));
+    ddstore__process_self(&e->self.process);
+    rc = ddstore__segment_create(nobody, 0, "the beacon", &e->beacon, err);
+    if (!rc)
+        rc = ddstore__progress_start(e->self.uid, e->self.address, n,
+                                     settings->read_timeout_s, err);
+    if (rc)
+        return rc;
+    ddstore__segment_describe(e->beacon, e->self.uid, &beacon);
+    e->self.beacon_fd = beacon.fd;
+    memcpy(e->self.beacon_token, beacon.token, 16);
+    return DDSTORE_OK;
+}
+
+static bool wants_ofi(const ddstore__settings *s)
+{
+    return strcmp(s->fabric, "tcp") != 0 && strcmp(s->fabric, "hsn") != 0;
+}
+
+int ddstore__engine_acquire(const ddstore__settings *settings, ddstore__engine **out,
+                            ddstore_error *err)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, at_first);
+    pthread_mutex_lock(&lock);
+    int rc = DDSTORE_OK;
+    ddstore__engine *e = engine;
+    if (!e) {
+        e = calloc(1, sizeof(*e));
+        rc = e ? start(e, settings, err)
+               : ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the engine");
+    }
+    if (!rc && wants_ofi(settings) && !e->ofi)
+        rc = open_ofi(e, settings, err);
+    if (!rc) {
+        engine = *out = e;
+        e->refs++;
+    } else if (e && !engine) {
+        stop(e);
+    }
+    pthread_mutex_unlock(&lock);
+    return rc;
+}
+
+void ddstore__engine_release(ddstore__engine *e)
+{
+    if (!e)
+        return;
+    pthread_mutex_lock(&lock);
+    if (--e->refs == 0) {
+        engine = NULL;
+        stop(e);
+    }
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,218 @@
+/* Interface choice: candidates from the kernel, ranked, each with a reason. */
+#include "iface.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define CANDIDATES 128
+
+enum tier { ROUTED, REAL, VIRTUAL, LOOPBACK, DROPPED };
+
+struct candidate {
+    char name[IF_NAMESIZE];
+    enum tier tier;
+    ddstore__address address;
+    char text[INET6_ADDRSTRLEN];
+    const char *why;
+};
+
+struct list {
+    struct candidate at[CANDIDATES];
+    size_t n;
+};
+
+static bool is_virtual(const char *name)
+{
+    static const char *const prefixes[] = {"docker", "virbr", "br-", "veth"};
+    for (size_t i = 0; i < DDSTORE__COUNT(prefixes); i++)
+        if (strncmp(name, prefixes[i], strlen(prefixes[i])) == 0)
+            return true;
+    return false;
+}
+
+/* hsn2 and cxi2 are two names of one interface. */
+static bool same_name(const char *a, const char *b)
+{
+    if (strcmp(a, b) == 0)
+        return true;
+    return ((strncmp(a, "hsn", 3) == 0 && strncmp(b, "cxi", 3) == 0) ||
+            (strncmp(a, "cxi", 3) == 0 && strncmp(b, "hsn", 3) == 0)) &&
+           strcmp(a + 3, b + 3) == 0;
+}
+
+/* The interface of the default route, IPv4 first; "" where there is none. */
+static void default_route(char out[IF_NAMESIZE])
+{
+    char line[512], name[64];
+    unsigned destination, mask;
+    *out = '\0';
+    FILE *f = fopen("/proc/net/route", "re");
+    while (f && !*out && fgets(line, sizeof(line), f))
+        if (sscanf(line, "%63s %x %*x %*x %*d %*d %*d %x", name, &destination, &mask) == 3 &&
+            destination == 0 && mask == 0)
+            snprintf(out, IF_NAMESIZE, "%.*s", IF_NAMESIZE - 1, name);
+    if (f)
+        fclose(f);
+    char dest[40], bits[8];
+    f = *out ? NULL : fopen("/proc/net/ipv6_route", "re");
+    while (f && !*out && fgets(line, sizeof(line), f))
+        if (sscanf(line, "%32s %2s %*s %*s %*s %*s %*s %*s %*s %63s", dest, bits, name) == 3 &&
+            strspn(dest, "0") == 32 && strcmp(bits, "00") == 0 && strcmp(name, "lo") != 0)
+            snprintf(out, IF_NAMESIZE, "%.*s", IF_NAMESIZE - 1, name);
+    if (f)
+        fclose(f);
+}
+
+static bool take_address(const struct sockaddr *sa, ddstore__address *out, char *text)
+{
+    memset(out, 0, sizeof(*out));
+    if (sa && sa->sa_family == AF_INET) {
+        const struct sockaddr_in *in = (const void *)sa;
+        out->family = 4;
+        memcpy(out->ip, &in->sin_addr, 4);
+        return inet_ntop(AF_INET, &in->sin_addr, text, INET6_ADDRSTRLEN) != NULL;
+    }
+    if (sa && sa->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *in6 = (const void *)sa;
+        out->family = 6;
+        memcpy(out->ip, &in6->sin6_addr, 16);
+        return inet_ntop(AF_INET6, &in6->sin6_addr, text, INET6_ADDRSTRLEN) != NULL;
+    }
+    return false;
+}
+
+static bool link_local(const ddstore__address *a)
+{
+    return a->family == 6 ? a->ip[0] == 0xfe && (a->ip[1] & 0xc0) == 0x80
+                          : a->ip[0] == 169 && a->ip[1] == 254;
+}
+
+static void judge(struct candidate *c, const struct ifaddrs *i, const char *wanted, bool hsn,
+                  const char *routed)
+{
+    c->tier = DROPPED;
+    if (!(i->ifa_flags & IFF_UP) || !(i->ifa_flags & IFF_RUNNING))
+        c->why = "it is down";
+    else if (link_local(&c->address))
+        c->why = "a link-local address can't be told to others";
+    else if (*wanted && !same_name(wanted, c->name))
+        c->why = "FABRIC_IFACE names another";
+    else if (!*wanted && hsn && strncmp(c->name, "hsn", 3) != 0)
+        c->why = "DDSTORE_FABRIC=hsn asks for hsn interfaces";
+    else if (*wanted)
+        c->tier = ROUTED, c->why = "FABRIC_IFACE names it";
+    else if (i->ifa_flags & IFF_LOOPBACK)
+        c->tier = LOOPBACK, c->why = "loopback: only where nothing else is up";
+    else if (is_virtual(c->name))
+        c->tier = VIRTUAL, c->why = "virtual: only where nothing else is up";
+    else if (strcmp(c->name, routed) == 0)
+        c->tier = ROUTED, c->why = "it has the default route";
+    else
+        c->tier = REAL, c->why = "it is up";
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    if (x->tier != y->tier)
+        return (int)x->tier - (int)y->tier;
+    if (x->address.family != y->address.family)
+        return x->address.family - y->address.family;
+    return strcmp(x->name, y->name);
+}
+
+static int collect(const ddstore__settings *s, struct list *list, ddstore_error *err)
+{
+    struct ifaddrs *all;
+    char routed[IF_NAMESIZE];
+    list->n = 0;
+    if (getifaddrs(&all) != 0)
+        return ddstore__fail_errno(err, errno, "network interfaces can't be listed");
+    default_route(routed);
+    for (struct ifaddrs *i = all; i && list->n < CANDIDATES; i = i->ifa_next) {
+        struct candidate *c = &list->at[list->n];
+        memset(c, 0, sizeof(*c));
+        if (!take_address(i->ifa_addr, &c->address, c->text))
+            continue;
+        snprintf(c->name, sizeof(c->name), "%s", i->ifa_name);
+        judge(c, i, s->iface, strcmp(s->fabric, "hsn") == 0, routed);
+        list->n++;
+    }
+    freeifaddrs(all);
+    qsort(list->at, list->n, sizeof(list->at[0]), by_rank);
+    return DDSTORE_OK;
+}
+
+/* Real interfaces are taken together; virtual ones and loopback only where they lead. */
+static bool is_taken(const struct list *list, size_t i)
+{
+    enum tier first = list->at[0].tier;
+    return list->at[i].tier != DROPPED &&
+           (first <= REAL ? list->at[i].tier <= REAL : list->at[i].tier == first);
+}
+
+int ddstore__iface_choose(const ddstore__settings *s, ddstore__address *out, size_t max,
+                          size_t *n, char *name, ddstore_error *err)
+{
+    struct list list;
+    int rc = collect(s, &list, err);
+    if (rc)
+        return rc;
+    *n = 0;
+    for (size_t i = 0; i < list.n && *n < max; i++)
+        if (is_taken(&list, i))
+            out[(*n)++] = list.at[i].address;
+    if (*n) {
+        memcpy(name, list.at[0].name, IF_NAMESIZE);
+        return DDSTORE_OK;
+    }
+    char seen[1024] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < list.n && used < sizeof(seen) - 160; i++)
+        used += (size_t)snprintf(seen + used, sizeof(seen) - used, "%s%s %s (%s)",
+                                 used ? ", " : "", list.at[i].name, list.at[i].text,
+                                 list.at[i].why);
+    return ddstore__fail(err, DDSTORE_EFABRIC,
+                         "no network interface can be used%s%s: %s", *s->iface ? " as " : "",
+                         s->iface, used ? seen : "none has an address");
+}
+
+bool ddstore__iface_is_near(const ddstore__address *a)
+{
+    struct ifaddrs *all;
+    bool near = false;
+    char text[INET6_ADDRSTRLEN];
+    if (getifaddrs(&all) != 0)
+        return false;
+    for (struct ifaddrs *i = all; i && !near; i = i->ifa_next) {
+        ddstore__address own, mask;
+        if (!take_address(i->ifa_addr, &own, text) || own.family != a->family ||
+            !take_address(i->ifa_netmask, &mask, text) || mask.family != own.family)
+            continue;
+        near = true;
+        for (int b = 0; b < (a->family == 4 ? 4 : 16); b++)
+            near &= ((own.ip[b] ^ a->ip[b]) & mask.ip[b]) == 0;
+    }
+    freeifaddrs(all);
+    return near;
+}
+
+void ddstore__iface_probe(const ddstore__settings *s, ddstore__buffer *text)
+{
+    struct list list;
+    char line[256];
+    if (collect(s, &list, NULL))
+        return;
+    for (size_t i = 0; i < list.n; i++) {
+        const struct candidate *c = &list.at[i];
+        int used = snprintf(line, sizeof(line), "interface\t%s %s: %s, %s\n", c->name, c->text,
+                            is_taken(&list, i) ? "taken" : "dropped", c->why);
+        ddstore__add_bytes(text, line, (size_t)used);
+    }
+}

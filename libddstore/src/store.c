@@ -1,0 +1,437 @@
+/* The store: opening it over a group or as an extra member, and freeing it. */
+#include "store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define HEAD_BYTES 8 /* of a message in ddstore__store_agree: code, length of its sentence */
+
+int ddstore__store_usable(const ddstore *store, ddstore_error *err)
+{
+    if (store->fork_generation != ddstore__fork_generation)
+        return ddstore__fail(err, DDSTORE_EFORKED,
+                             "this store belongs to the parent process: in a forked child "
+                             "use fork_reader(), or open a store of its own");
+    if (atomic_load(&store->closed))
+        return ddstore__fail(err, DDSTORE_ECLOSED, "the store was freed");
+    return DDSTORE_OK;
+}
+
+void ddstore__gathered_free(ddstore__gathered *g)
+{
+    free(g->data);
+    free(g->offset);
+    *g = (ddstore__gathered){NULL, NULL};
+}
+
+/* The first failure among the messages, as everyone's error. */
+static int first_failure(const ddstore *store, const ddstore__gathered *g, const char *what,
+                         ddstore_error *err)
+{
+    for (int r = 0; r < store->size; r++) {
+        const uint8_t *p = g->data + g->offset[r];
+        uint64_t bytes = g->offset[r + 1] - g->offset[r];
+        uint32_t text = bytes >= HEAD_BYTES ? ddstore__get32(p + 4) : 0;
+        if (bytes < HEAD_BYTES || text > bytes - HEAD_BYTES)
+            return ddstore__fail(err, DDSTORE_ECONFLICT, "rank %d sent no message of %s", r,
+                                 what);
+        int code = (int)ddstore__get32(p);
+        if (code)
+            return ddstore__fail(err, code, "%s failed on rank %d: %.*s", what, r, (int)text,
+                                 (const char *)p + HEAD_BYTES);
+    }
+    return DDSTORE_OK;
+}
+
+int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure, const char *what,
+                         const void *message, size_t bytes, ddstore__gathered *out,
+                         ddstore_error *err)
+{
+    ddstore__buffer b = {0};
+    const char *text = own_failure ? own_failure->message : "";
+    *out = (ddstore__gathered){NULL, NULL};
+    ddstore__add32(&b, own_failure ? (uint32_t)own_failure->code : 0);
+    ddstore__add32(&b, (uint32_t)strlen(text));
+    ddstore__add_bytes(&b, text, strlen(text));
+    ddstore__add_bytes(&b, message, bytes);
+    out->offset = malloc(((size_t)store->size + 1) * sizeof(*out->offset));
+    if (b.failed || !out->offset) {
+        free(b.data);
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %s", what);
+    }
+    void *data = NULL;
+    int rc = ddstore_comm_allgatherv(store->comm, b.data, b.bytes, &data, out->offset, err);
+    out->data = data;
+    free(b.data);
+    if (!rc)
+        rc = first_failure(store, out, what, err);
+    if (rc) {
+        ddstore__gathered_free(out);
+        return rc;
+    }
+    return DDSTORE_OK;
+}
+
+const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank, size_t *bytes)
+{
+    *bytes = (size_t)(g->offset[rank + 1] - g->offset[rank]) - HEAD_BYTES;
+    return g->data + g->offset[rank] + HEAD_BYTES;
+}
+
+/* What members tell each other first. */
+#define HELLO_BYTES (32 + DDSTORE__CONTACT_BYTES + 4 + 64)
+
+static void make_hello(const ddstore *store, uint8_t out[HELLO_BYTES])
+{
+    memset(out, 0, HELLO_BYTES);
+    memcpy(out, store->access.ticket.run, 16);
+    memcpy(out + 16, store->access.ticket.secret, 16);
+    ddstore__contact_encode(&store->engine->self, out + 32);
+    ddstore__put32(out + 32 + DDSTORE__CONTACT_BYTES, (uint32_t)store->method);
+    snprintf((char *)out + 36 + DDSTORE__CONTACT_BYTES, 64, "%s", store->settings.fabric);
+}
+
+static bool only_loopback(const ddstore__contact *c)
+{
+    for (int i = 0; i < DDSTORE__ADDRESSES; i++) {
+        const ddstore__address *a = &c->address[i];
+        if ((a->family == 4 && a->ip[0] != 127) ||
+            (a->family == 6 && !(a->ip[15] == 1 && !memcmp(a->ip, (uint8_t[15]){0}, 15))))
+            return false;
+    }
+    return true;
+}
+
+/* Compares rank r's hello with rank 0's. */
+static int check_hello(const ddstore *store, const uint8_t *first, const uint8_t *p, int r,
+                       const ddstore__contact *contact, ddstore_error *err)
+{
+    const size_t at = 32 + DDSTORE__CONTACT_BYTES;
+    if (memcmp(p + at, first + at, 4) != 0)
+        return ddstore__fail(err, DDSTORE_EINVAL, "rank %d opens method %u, rank 0 method %u",
+                             r, ddstore__get32(p + at), ddstore__get32(first + at));
+    if (memcmp(p + at + 4, first + at + 4, 64) != 0)
+        return ddstore__fail(err, DDSTORE_EFABRIC,
+                             "DDSTORE_FABRIC is %.63s on rank %d and %.63s on rank 0: set it "
+                             "alike",
+                             (const char *)p + at + 4, r, (const char *)first + at + 4);
+    ddstore__contact zero;
+    (void)ddstore__contact_decode(first + 32, DDSTORE__CONTACT_BYTES, &zero);
+    if (strcmp(contact->provider, zero.provider) != 0)
+        return ddstore__fail(err, DDSTORE_EFABRIC,
+                             "rank %d (host %s) uses \"%s\" and rank 0 (host %s) \"%s\": set "
+                             "DDSTORE_FABRIC to one network that all hosts have",
+                             r, contact->process.host,
+                             *contact->provider ? contact->provider : "tcp",
+                             zero.process.host, *zero.provider ? zero.provider : "tcp");
+    if (memcmp(contact->process.boot_id, store->engine->self.process.boot_id, 16) != 0 &&
+        only_loopback(contact))
+        return ddstore__fail(err, DDSTORE_EFABRIC,
+                             "rank %d on host %s offers only its loopback address, which no "
+                             "other host reaches: bring a network interface up there",
+                             r, contact->process.host);
+    return DDSTORE_OK;
+}
+
+static int meet_peers(ddstore *store, const ddstore__gathered *g, ddstore_error *err)
+{
+    size_t bytes;
+    const uint8_t *first = ddstore__gathered_at(g, 0, &bytes);
+    store->peer = calloc((size_t)store->size, sizeof(*store->peer));
+    if (!store->peer)
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %d peers", store->size);
+    store->n_peers = store->size;
+    for (int r = 0; r < store->size; r++) {
+        const uint8_t *p = ddstore__gathered_at(g, r, &bytes);
+        ddstore__contact contact;
+        if (bytes != HELLO_BYTES ||
+            !ddstore__contact_decode(p + 32, DDSTORE__CONTACT_BYTES, &contact))
+            return ddstore__fail(err, DDSTORE_ECONFLICT,
+                                 "rank %d runs another version of this library", r);
+        int rc = check_hello(store, first, p, r, &contact, err);
+        if (rc)
+            return rc;
+        store->peer[r] = ddstore__peer_get(&contact, store->engine->self.uid);
+        if (!store->peer[r])
+            return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for rank %d", r);
+    }
+    memcpy(store->access.ticket.run, first, 16);
+    memcpy(store->access.ticket.secret, first + 16, 16);
+    return DDSTORE_OK;
+}
+
+static void log_paths(const ddstore *store)
+{
+    int local = 0, far = 0;
+    for (int r = 0; r < store->size; r++) {
+        bool mapped = store->peer[r]->self || (store->access.map && store->peer[r]->mappable);
+        local += mapped;
+        far += !mapped;
+        if (!mapped)
+            ddstore__log(DDSTORE_LOG_INFO, "rank %d on host %s is read by %s: %s", r,
+                         store->peer[r]->contact.process.host,
+                         store->access.ofi ? "rdma" : "tcp",
+                         store->access.map ? store->peer[r]->why : "DDSTORE_SHM=0");
+    }
+    ddstore__log(DDSTORE_LOG_INFO,
+                 "store %s: rank %d of %d on host %s, interface %s; %d ranks by mapping, %d "
+                 "by %s",
+                 *store->ns ? store->ns : "(unnamed)", store->rank, store->size,
+                 store->engine->self.process.host, store->engine->iface, local, far,
+                 store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "tcp");
+}
+
+static int meet(ddstore *store, ddstore_error *err)
+{
+    uint8_t hello[HELLO_BYTES];
+    ddstore__gathered g;
+    make_hello(store, hello);
+    int rc = ddstore__store_agree(store, NULL, "opening the store", hello, sizeof(hello), &g,
+                                  err);
+    if (rc)
+        return rc;
+    rc = meet_peers(store, &g, err);
+    ddstore__gathered_free(&g);
+    if (rc)
+        return rc;
+    store->run = ddstore__run_open(store->access.ticket.run, store->access.ticket.secret);
+    if (!store->run)
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the run");
+    /* Nobody asks a member before it serves the run. */
+    rc = ddstore__store_agree(store, NULL, "opening the store", NULL, 0, &g, err);
+    ddstore__gathered_free(&g);
+    if (!rc)
+        log_paths(store);
+    return rc;
+}
+
+static int check_options(const ddstore_options *o, bool extra, ddstore_error *err)
+{
+    if (!o || o->struct_bytes != sizeof(*o))
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "the options are of another version of this library");
+    if (o->method != 1 && o->method != 2)
+        return ddstore__fail(err, DDSTORE_EINVAL, "method is %d: give 1 or 2", o->method);
+    if (extra && o->method != 2)
+        return ddstore__fail(err, DDSTORE_EINVAL, "an extra member needs method 2");
+    if (o->n_core < 0)
+        return ddstore__fail(err, DDSTORE_EINVAL, "n_core is %d: give 0 or more", o->n_core);
+    return DDSTORE_OK;
+}
+
+/* All that needs no other member. */
+static int begin(const ddstore_options *o, bool extra, ddstore **out, ddstore_error *err)
+{
+    int rc = check_options(o, extra, err);
+    if (rc)
+        return rc;
+    ddstore *store = calloc(1, sizeof(*store));
+    if (!store)
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a store");
+    pthread_mutex_init(&store->lock, NULL);
+    pthread_mutex_init(&store->attach_lock, NULL);
+    ddstore__registry_open(&store->registry);
+    store->fork_generation = ddstore__fork_generation;
+    store->method = o->method;
+    store->n_core = o->n_core;
+    store->rank = -1;
+    snprintf(store->ns, sizeof(store->ns), "%s", o->exchange_ns ? o->exchange_ns : "");
+    *out = store;
+    rc = ddstore__settings_load(&store->settings, o->settings, o->n_settings, err);
+    if (!rc)
+        rc = ddstore__engine_acquire(&store->settings, &store->engine, err);
+    if (rc)
+        return rc;
+    const ddstore__settings *s = &store->settings;
+    store->access = (ddstore__access){
+        .patience = {(int64_t)(s->read_timeout_s * 1e9), &store->closed},
+        .ofi = strcmp(s->fabric, "tcp") && strcmp(s->fabric, "hsn") ? store->engine->ofi
+                                                                    : NULL,
+        .max_read_bytes = s->max_read_bytes,
+        .map = s->shm,
+    };
+    ddstore__random(store->access.ticket.run, 16);
+    ddstore__random(store->access.ticket.secret, 16);
+    memcpy(store->access.ticket.uid, store->engine->self.uid, 16);
+    return DDSTORE_OK;
+}
+
+static int open_dir(ddstore *store, const ddstore_options *o, bool create, ddstore_error *err)
+{
+    const char *dir = o->handshake_dir && *o->handshake_dir ? o->handshake_dir
+                                                            : store->settings.handshake_dir;
+    if (!*dir)
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "method 2 needs a directory: give handshake_dir or set "
+                             "DDSTORE_HANDSHAKE_DIR");
+    return ddstore__dir_open(dir, create, &store->dir, err);
+}
+
+/* The collective part. A member whose own part failed (rc, mine) still takes part. */
+static int open_over(ddstore *store, ddstore_comm *comm, int rc, const ddstore_error *mine,
+                     ddstore **out, ddstore_error *err)
+{
+    ddstore__gathered g;
+    ddstore stub = {0};
+    ddstore *member = store ? store : &stub;
+    member->comm = comm;
+    member->rank = ddstore_comm_rank(comm);
+    member->size = ddstore_comm_size(comm);
+    int agreed = ddstore__store_agree(member, rc ? mine : NULL, "opening the store", NULL, 0,
+                                      &g, err);
+    ddstore__gathered_free(&g);
+    if (rc) /* this member's own words, not those that travelled */
+        agreed = ddstore__fail(err, rc, "%s", mine->message);
+    rc = agreed ? agreed : meet(store, err);
+    if (!rc)
+        *out = store;
+    else if (store)
+        ddstore_close(store);
+    else
+        ddstore_comm_close(comm);
+    return rc;
+}
+
+int ddstore_open(ddstore_comm *comm, const ddstore_options *options, ddstore **out,
+                 ddstore_error *err)
+{
+    ddstore *store = NULL;
+    ddstore_error mine;
+    int rc = begin(options, false, &store, &mine);
+    if (!rc && options->method == 2)
+        rc = open_dir(store, options, true, &mine);
+    return open_over(store, comm, rc, &mine, out, err);
+}
+
+/* Asks the holder of a claim whether it still serves. */
+static int claim_alive(const void *theirs, size_t bytes)
+{
+    const uint8_t *p = theirs, nobody[16] = {0};
+    ddstore__contact contact;
+    ddstore__ticket ticket = {{0}, {0}, {0}};
+    ddstore__patience patience = {2 * DDSTORE__S, NULL};
+    if (bytes != DDSTORE__CLAIM_CONTACT ||
+        !ddstore__contact_decode(p + 32, DDSTORE__CONTACT_BYTES, &contact))
+        return -1;
+    memcpy(ticket.run, p, 16);
+    memcpy(ticket.secret, p + 16, 16);
+    ddstore__peer *peer = ddstore__peer_get(&contact, nobody);
+    if (!peer)
+        return -1;
+    int rc = ddstore__channel_ask(peer, &ticket, &patience, DDSTORE__PING, NULL, NULL, NULL,
+                                  NULL);
+    ddstore__peer_put(peer);
+    return rc == DDSTORE_OK ? 1 : -1; /* silence may be the network's: the counter tells */
+}
+
+int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *options,
+                      ddstore **out, ddstore_error *err)
+{
+    ddstore *store = NULL;
+    ddstore_comm *comm = NULL;
+    ddstore_error mine;
+    uint8_t contact[DDSTORE__CLAIM_CONTACT];
+    int rc = begin(options, false, &store, &mine);
+    if (!rc && options->method == 2)
+        rc = open_dir(store, options, true, &mine);
+    ddstore__contact_probe probe = {contact, rc ? 0 : sizeof(contact), claim_alive};
+    if (!rc) {
+        memcpy(contact, store->access.ticket.run, 16);
+        memcpy(contact + 16, store->access.ticket.secret, 16);
+        ddstore__contact_encode(&store->engine->self, contact + 32);
+    }
+    int met = ddstore__comm_open_file(how, &probe, &comm, err);
+    if (met) {
+        ddstore_close(store);
+        return rc ? ddstore__fail(err, rc, "%s", mine.message) : met;
+    }
+    return open_over(store, comm, rc, &mine, out, err);
+}
+
+int ddstore_open_extra(const ddstore_options *options, ddstore **out, ddstore_error *err)
+{
+    ddstore *store = NULL;
+    int rc = begin(options, true, &store, err);
+    if (!rc) {
+        rc = open_dir(store, options, false, err);
+        if (rc == DDSTORE_EKEY) { /* it may come: join() opens it */
+            rc = DDSTORE_OK;
+            store->dir = NULL;
+        }
+    }
+    if (!rc) {
+        const char *dir = options->handshake_dir && *options->handshake_dir
+                              ? options->handshake_dir
+                              : store->settings.handshake_dir;
+        store->extra_dir = strdup(dir);
+        if (!store->extra_dir)
+            rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a store");
+    }
+    if (rc) {
+        if (store)
+            ddstore_close(store);
+        return rc;
+    }
+    *out = store;
+    return DDSTORE_OK;
+}
+
+void ddstore_free(ddstore *store)
+{
+    if (!store || store->fork_generation != ddstore__fork_generation ||
+        atomic_exchange(&store->closed, 1))
+        return;
+    if (store->comm)
+        ddstore_comm_wake(store->comm);
+    if (store->run && store->dir)
+        ddstore__unpublish_all(store);
+    for (ddstore_var *v = atomic_load(&store->vars); v; v = v->next)
+        if (v->own) {
+            ddstore__segment_ref(v->own); /* mapped until its readers here are done */
+            ddstore__segment_withdraw(v->own);
+        }
+    ddstore__run_close(store->run);
+    store->run = NULL;
+    int64_t deadline = ddstore__after_s(store->settings.read_timeout_s);
+    bool quiet = ddstore__reader_wait(store, deadline);
+    if (!quiet)
+        ddstore__log(DDSTORE_LOG_WARN, "a read still runs in a store being freed: its memory "
+                                       "is left mapped");
+    atomic_store(&store->torn_down, quiet ? 1 : 2);
+    for (ddstore_var *v = atomic_load(&store->vars); quiet && v; v = v->next)
+        ddstore__var_detach(v);
+    if (quiet)
+        ddstore__registry_close(&store->registry, store->access.ofi);
+}
+
+void ddstore_close(ddstore *store)
+{
+    if (!store || store->fork_generation != ddstore__fork_generation)
+        return;
+    ddstore_free(store);
+    bool quiet = atomic_load(&store->torn_down) == 1;
+    for (ddstore_var *v = quiet ? atomic_load(&store->vars) : NULL, *next; v; v = next) {
+        next = v->next;
+        ddstore__var_free(v);
+    }
+    for (int r = 0; r < store->n_peers; r++)
+        ddstore__peer_put(store->peer[r]);
+    free(store->peer);
+    ddstore_comm_close(store->comm);
+    ddstore__dir_close(store->dir);
+    free(store->extra_dir);
+    ddstore__engine_release(store->engine);
+    ddstore__settings_free(&store->settings);
+    if (quiet)
+        free(store);
+}
+
+int ddstore_rank(const ddstore *store)
+{
+    return store->rank;
+}
+
+int ddstore_size(const ddstore *store)
+{
+    return store->size;
+}

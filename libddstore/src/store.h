@@ -1,0 +1,89 @@
+/* The row store: what its files share. A store is a list of variables over one group. */
+#ifndef DDSTORE_STORE_H
+#define DDSTORE_STORE_H
+
+#include "engine.h"
+#include "layout.h"
+#include "record.h"
+#include "registry.h"
+#include "rendezvous/exchange_dir.h"
+#include "rendezvous/rendezvous.h"
+#include "run.h"
+#include "transport/transport.h"
+
+typedef struct ddstore__counters { /* DDSTORE_PROFILE=1 only */
+    atomic_ullong calls, rows, bytes, rows_local, rows_rdma, rows_tcp, mr_miss;
+    atomic_ullong lock_ns, mr_ns, read_ns, wait_ns;
+} ddstore__counters;
+
+struct ddstore_var {
+    _Atomic(ddstore_var *) next; /* of the store, in order of creation; set once */
+    ddstore *store;
+    char *name, *dtype;
+    uint64_t disp, row_bytes;
+    uint32_t itemsize;
+    int ranks;
+    ddstore__layout layout;
+    ddstore__access access;        /* how its segments are read */
+    ddstore__attachment *part;     /* ranks of them */
+    ddstore__segment *own;         /* this rank's shard; NULL: an extra member */
+    ddstore__counters counters;
+};
+
+/* Lock order: lock before attach_lock; neither is held while another store's, a peer's or
+ * the engine's is taken but by the calls below them. Reads take attach_lock only for the
+ * first read of a rank's shard. */
+struct ddstore {
+    ddstore__settings settings;
+    ddstore__engine *engine;
+    ddstore_comm *comm;       /* NULL: an extra member */
+    ddstore__run *run;        /* NULL: an extra member */
+    ddstore__dir *dir;        /* method 2 */
+    ddstore__access access;
+    int method, rank, size, n_core;
+    char ns[104];
+    unsigned fork_generation;
+    atomic_int closed;
+    atomic_int torn_down;
+    ddstore__peer **peer;     /* of the core ranks; extras: of the last record joined */
+    int n_peers;              /* under lock for extras */
+    ddstore__ticket core_ticket; /* extras: of the last run joined */
+    char *extra_dir;          /* extras: the directory, which may not be there yet */
+    _Atomic(ddstore_var *) vars;
+    pthread_mutex_t lock;        /* the list of variables, peers of extras, teardown */
+    ddstore__registry registry;
+    pthread_mutex_t attach_lock; /* settling of attachments */
+};
+
+/* 0, or why the store can't be used: freed, or inherited by a forked child. */
+int ddstore__store_usable(const ddstore *store, ddstore_error *err);
+
+/* Gathers one message of every rank of the group, with a status each: the first rank that
+ * failed (its code and sentence) fails all. own_failure is nullable. */
+typedef struct ddstore__gathered {
+    uint8_t *data;
+    uint64_t *offset;
+} ddstore__gathered;
+int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure, const char *what,
+                         const void *message, size_t bytes, ddstore__gathered *out,
+                         ddstore_error *err);
+const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank, size_t *bytes);
+void ddstore__gathered_free(ddstore__gathered *g);
+
+/* A variable from what is known of its ranks; not in the store's list yet. */
+int ddstore__var_make(ddstore *store, const ddstore__variable_record *record,
+                      const ddstore__ticket *ticket, ddstore_var **out, ddstore_error *err);
+/* Enters it in the store's list: from then on it is found. */
+void ddstore__var_enter(ddstore *store, ddstore_var *var);
+void ddstore__var_detach(ddstore_var *var); /* unmaps all; nobody reads it any more */
+void ddstore__var_free(ddstore_var *var);
+
+/* Method 2, core rank 0: writes the variable's record and offers it on the channel. */
+int ddstore__publish(ddstore *store, const ddstore__variable_record *record,
+                     ddstore_error *err);
+void ddstore__unpublish_all(ddstore *store);
+
+/* A name as it may be: non-empty, at most 1,024 bytes of UTF-8. */
+int ddstore__check_name(const char *name, ddstore_error *err);
+
+#endif

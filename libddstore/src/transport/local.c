@@ -1,0 +1,81 @@
+/* Path 1: a peer's segment mapped into this process, and the copying of its rows. */
+#include "transport.h"
+
+#include <stdio.h>
+#include <sys/mman.h>
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
+#define POPULATE_MAX (4ULL << 30) /* larger mappings are filled in by use */
+
+static uint64_t map_bytes(const ddstore__descriptor *d)
+{
+    return (DDSTORE__HEAD_BYTES + d->bytes + 4095) & ~4095ULL;
+}
+
+static void settle(ddstore__attachment *a, uint8_t *map)
+{
+    if (map) {
+        a->closing = &((const ddstore__head *)(const void *)map)->closing;
+        atomic_store_explicit(&a->data, map + DDSTORE__HEAD_BYTES, memory_order_release);
+    }
+    atomic_store_explicit(&a->settled, 1, memory_order_release);
+}
+
+void ddstore__attach(ddstore__attachment *a, const ddstore__access *access)
+{
+    char why[160];
+    a->lost = &a->peer->lost;
+    if (a->peer->self && (a->own = ddstore__segment_find(a->at.id, access->ticket.run))) {
+        settle(a, a->own->map);
+        return;
+    }
+    if (!access->map || !a->peer->mappable || a->peer->self) {
+        settle(a, NULL);
+        return;
+    }
+    uint64_t bytes = map_bytes(&a->at);
+    if (ddstore__peer_map(a->peer, a->at.fd, bytes, a->at.token, &a->map, why,
+                          sizeof(why)) != 0) {
+        a->map = NULL;
+        if (!atomic_load(a->lost))
+            ddstore__log(DDSTORE_LOG_WARN,
+                         "process %u on this host is read over the network: %s",
+                         a->peer->contact.process.pid, why);
+        settle(a, NULL);
+        return;
+    }
+    if (bytes <= POPULATE_MAX)
+        (void)madvise(a->map, bytes, MADV_POPULATE_READ);
+    settle(a, a->map);
+}
+
+void ddstore__detach(ddstore__attachment *a)
+{
+    if (a->map)
+        munmap(a->map, map_bytes(&a->at));
+    if (a->own)
+        ddstore__segment_unref(a->own);
+    a->map = NULL;
+    a->own = NULL;
+    a->data = NULL;
+}
+
+int ddstore__mapped_error(const ddstore__attachment *a, ddstore_error *err)
+{
+    if (atomic_load(a->closing))
+        return ddstore__fail(err, DDSTORE_ECLOSED, "its store was freed");
+    return ddstore__peer_lost_error(a->peer, err);
+}
+
+void ddstore__copy_rows(uint8_t *dst, const uint8_t *const *src, size_t n, size_t row_bytes)
+{
+    size_t ahead = row_bytes < 512 ? row_bytes : 512;
+    for (size_t i = 0; i < n; i++) {
+        if (i + 2 < n)
+            for (size_t b = 0; b < ahead; b += 64)
+                __builtin_prefetch(src[i + 2] + b);
+        memcpy(dst + i * row_bytes, src[i], row_bytes);
+    }
+}

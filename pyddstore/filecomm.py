@@ -1,0 +1,69 @@
+"""Collectives of processes that share a directory, without MPI."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+from . import _core, env
+
+
+class FileComm:
+    """A group of processes that meet through files of a shared directory.
+
+    dir: on a file system that all ranks share; made (mode 0700) if it isn't there, and
+    refused if others own it or may write to it. rank, size: this process and how many
+    there are. ns: names the group's files, unique in dir (also among stores'
+    exchange_ns), without dots. Every rank creates its FileComms and makes its calls in the
+    same order. One directory a run, or one namespace a group.
+
+    Creating one is collective. Raises HandshakeTimeout, naming the missing ranks, after
+    DDSTORE_HANDSHAKE_TIMEOUT_S; a failed collective ends the group.
+    """
+
+    def __init__(self, dir: str, rank: int, size: int, ns: str) -> None:
+        self.dir = os.fspath(dir)
+        self.ns = ns
+        self._comm = _core.Comm(self.dir, rank, size, ns)
+
+    @classmethod
+    def from_env(cls, dir: str | None = None, ns: str = "s0") -> FileComm:
+        """The group of this launch; dir defaults to DDSTORE_HANDSHAKE_DIR."""
+        launch = env.detect()
+        return cls(env.handshake_dir(dir or ""), launch.rank, launch.size, ns)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, 0 to size - 1."""
+        return self._comm.rank
+
+    @property
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._comm.size
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """Every rank's object, by rank; objects travel pickled. Collective."""
+        mine = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+        return [pickle.loads(data) for data in self._comm.allgather(mine)]
+
+    def barrier(self) -> None:
+        """Returns when every rank has called it. Collective. Rank 0 returns once it has
+        written the combined file, so don't remove dir right after one."""
+        self._comm.barrier()
+
+    def close(self) -> None:
+        """Leaves the group. Local; twice does nothing."""
+        self._comm.close()
+
+    def __enter__(self) -> FileComm:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"FileComm(dir={self.dir!r}, rank={self.rank}, size={self.size}, ns={self.ns!r})"
+        )

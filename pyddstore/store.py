@@ -1,0 +1,111 @@
+"""PyDDStore: the ways to open a store, over the reads of the extension."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import os
+from typing import Any
+
+from . import _core, env
+
+HAVE_MPI = False
+"""Whether this build opens stores over an MPI communicator."""
+
+_namespaces = itertools.count()
+
+
+class PyDDStore(_core.Store):
+    """Rows of named variables, held by all ranks of a group and read by any process of it.
+
+    comm_or_none: an MPI communicator, or None. method: 0 MPI, 1 rows, 2 rows that are also
+    published in handshake_dir for extra members. handshake_dir: a directory that all
+    members share; defaults to DDSTORE_HANDSHAKE_DIR. rank, size: this process and how many
+    there are, without MPI. n_core: core ranks that an extra member expects (0: as their
+    record says); accepted for size with method 2. nic_map: CPUs nearest to each network
+    interface, in place of DDSTORE_NIC_MAP. exchange_ns: names this store's files; default
+    s0, s1, ... in the order in which this process creates its stores.
+
+    Opening a core store is collective; extra members wait for nobody. A core rank serves
+    its rows from a thread of the library, whatever its Python does. Stores are context
+    managers. Reads come from any thread.
+    """
+
+    def __init__(
+        self,
+        comm_or_none: Any = None,
+        method: int = 0,
+        handshake_dir: str = "",
+        n_core: int = 0,
+        nic_map: str | None = None,
+        rank: int | None = None,
+        size: int = 0,
+        exchange_ns: str = "",
+    ) -> None:
+        method = operator.index(method)
+        if method not in (0, 1, 2):
+            raise ValueError(f"method is {method}: give 0, 1 or 2")
+        if comm_or_none is not None:
+            raise RuntimeError(
+                "this build has no MPI (pyddstore.HAVE_MPI is False): pass None and rank=, "
+                "size=, handshake_dir="
+            )
+        if method == 0:
+            raise ValueError("method 0 needs an MPI communicator; use method 1 or 2")
+        directory = env.handshake_dir(os.fspath(handshake_dir) if handshake_dir else "")
+        n_core, size = operator.index(n_core), operator.index(size)
+        if n_core < 0 or size < 0:
+            raise ValueError(f"n_core={n_core}, size={size}: give 0 or more")
+        if rank is None:
+            self._open_extra(method, directory, n_core, nic_map, size)
+        else:
+            size = self._core_size(method, n_core, size)
+            ns = exchange_ns or f"s{next(_namespaces)}"
+            self._open(method, directory, ns, operator.index(rank), size, 0, nic_map)
+
+    def _open_extra(
+        self, method: int, directory: str, n_core: int, nic_map: str | None, size: int
+    ) -> None:
+        if method != 2:
+            raise ValueError("method 1 without MPI needs rank= and size=")
+        if size:
+            raise ValueError("size without rank: a core member gives both")
+        self._open(method, directory, None, None, None, n_core, nic_map)
+
+    @staticmethod
+    def _core_size(method: int, n_core: int, size: int) -> int:
+        if method == 2 and n_core:
+            if size and size != n_core:
+                raise ValueError(f"size={size} and n_core={n_core} differ")
+            return n_core
+        if not size:
+            raise ValueError("rank without size: give both")
+        return size
+
+    @classmethod
+    def from_env(
+        cls,
+        method: int = 1,
+        handshake_dir: str = "",
+        nic_map: str | None = None,
+        exchange_ns: str = "",
+    ) -> PyDDStore:
+        """The store of this launch: rank and size as the launcher says."""
+        launch = env.detect()
+        return cls(
+            None,
+            method=method,
+            handshake_dir=handshake_dir,
+            nic_map=nic_map,
+            rank=launch.rank,
+            size=launch.size,
+            exchange_ns=exchange_ns,
+        )
+
+    def __repr__(self) -> str:
+        who = "extra" if self.rank < 0 else f"rank {self.rank} of {self.size}"
+        try:
+            variables = ", ".join(self.names()) or "none"
+        except _core.StoreClosedError:
+            variables = "freed"
+        return f"<PyDDStore method {self.method}, {who}, variables: {variables}>"
