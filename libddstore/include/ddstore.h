@@ -1,15 +1,18 @@
 /*
- * libddstore: rows of a dataset spread over the memory of many processes, read one-sidedly.
+ * libddstore: rows of a dataset spread over the memory of many processes, read
+ * one-sidedly.
  *
  * Every function returns 0 (or a count) on success and a negative DDSTORE_E... code on
- * failure; the nullable `ddstore_error *` last argument then holds the code and a sentence
- * that says what failed, where, and what to do. The library never exits, aborts or prints.
+ * failure; the nullable `ddstore_error *` last argument then holds the code and a
+ * sentence that says what failed, where, and what to do. The library never exits,
+ * aborts or prints.
  *
- * Thread tags: "any thread"; "one thread": one call at a time per store; "collective": every
- * member of the group makes the same call in the same order, from one thread.
+ * Thread tags: "any thread"; "one thread": one call at a time per store; "collective":
+ * every member of the group makes the same call in the same order, from one thread.
  *
  * Ownership: what an open function returns is closed by the close function named there.
- * Closing NULL does nothing. Strings and arrays passed in are only read during the call.
+ * Closing NULL does nothing. Strings and arrays passed in are only read during the
+ * call.
  */
 #ifndef DDSTORE_H
 #define DDSTORE_H
@@ -27,24 +30,28 @@ extern "C" {
 #define DDSTORE_API
 #endif
 
-/* ---- errors ------------------------------------------------------------------------ */
+/* ---- errors ------------------------------------------------------------------------
+ */
 
 enum {
     DDSTORE_OK = 0,
-    DDSTORE_EINVAL = -1,    /* an argument is wrong (Python: ValueError) */
-    DDSTORE_ETYPE = -2,     /* the element type is wrong (TypeError) */
-    DDSTORE_EINDEX = -3,    /* a row is outside the variable (IndexError) */
-    DDSTORE_EKEY = -4,      /* no variable of that name (KeyError) */
-    DDSTORE_ENOMEM = -5,    /* not enough memory (MemoryError) */
-    DDSTORE_ESYS = -6,      /* a system call failed (DDStoreError) */
-    DDSTORE_EPEER = -7,     /* a member is lost (PeerLostError) */
-    DDSTORE_ECLOSED = -8,   /* the store was freed, here or by its owner (StoreClosedError) */
-    DDSTORE_EFABRIC = -9,   /* no usable network, or it failed (FabricError) */
+    DDSTORE_EINVAL = -1, /* an argument is wrong (Python: ValueError) */
+    DDSTORE_ETYPE = -2,  /* the element type is wrong (TypeError) */
+    DDSTORE_EINDEX = -3, /* a row is outside the variable (IndexError) */
+    DDSTORE_EKEY = -4,   /* no variable of that name (KeyError) */
+    DDSTORE_ENOMEM = -5, /* not enough memory (MemoryError) */
+    DDSTORE_ESYS = -6,   /* a system call failed (DDStoreError) */
+    DDSTORE_EPEER = -7,  /* a member is lost (PeerLostError) */
+    DDSTORE_ECLOSED =
+        -8, /* the store was freed, here or by its owner (StoreClosedError) */
+    DDSTORE_EFABRIC = -9,    /* no usable network, or it failed (FabricError) */
     DDSTORE_ETIMEDOUT = -10, /* members did not meet in time (HandshakeTimeout) */
-    DDSTORE_EINTR = -11,    /* the host program asked to stop (ddstore_set_interrupt) */
-    DDSTORE_ECONFLICT = -12, /* another group holds the directory or the name (DDStoreError) */
+    DDSTORE_EINTR = -11, /* the host program asked to stop (ddstore_set_interrupt) */
+    DDSTORE_ECONFLICT =
+        -12, /* another group holds the directory or the name (DDStoreError) */
     DDSTORE_EUNSUPPORTED = -13, /* this build or machine can't (RuntimeError) */
-    DDSTORE_EFORKED = -14   /* an inherited object was used in a forked child (DDStoreError) */
+    DDSTORE_EFORKED =
+        -14 /* an inherited object was used in a forked child (DDStoreError) */
 };
 
 typedef struct ddstore_error {
@@ -58,26 +65,34 @@ DDSTORE_API const char *ddstore_code_name(int code);
 /* The library's version, "MAJOR.MINOR.PATCH". Any thread. */
 DDSTORE_API const char *ddstore_version(void);
 
-/* ---- log --------------------------------------------------------------------------- */
+/* ---- log ---------------------------------------------------------------------------
+ */
 
-enum { DDSTORE_LOG_DEBUG = 10, DDSTORE_LOG_INFO = 20, DDSTORE_LOG_WARN = 30, DDSTORE_LOG_ERROR = 40 };
+enum {
+    DDSTORE_LOG_DEBUG = 10,
+    DDSTORE_LOG_INFO = 20,
+    DDSTORE_LOG_WARN = 30,
+    DDSTORE_LOG_ERROR = 40
+};
 
 typedef void ddstore_log_fn(void *arg, int level, const char *message);
 
-/* Takes all log lines at or above `level`; fn NULL: none (the default). The library's own
- * thread never calls fn: its lines are passed on by the next call of any other thread, or
- * by ddstore_log_drain. Any thread; fn must be callable from any thread. */
+/* Takes all log lines at or above `level`; fn NULL: none (the default). The library's
+ * own thread never calls fn: its lines are passed on by the next call of any other
+ * thread, or by ddstore_log_drain. Any thread; fn must be callable from any thread. */
 DDSTORE_API void ddstore_set_logger(ddstore_log_fn *fn, void *arg, int level);
 
-/* Waits up to timeout_ms for lines of the library's own thread and passes them on. Returns
- * how many. Any thread. */
+/* Waits up to timeout_ms for lines of the library's own thread and passes them on.
+ * Returns how many. Any thread. */
 DDSTORE_API int ddstore_log_drain(int timeout_ms);
 
-/* Called at least every 100 ms from threads that wait inside the library, and after each
- * signal; a non-zero return ends the wait with DDSTORE_EINTR. NULL: none. Any thread. */
+/* Called at least every 100 ms from threads that wait inside the library, and after
+ * each signal; a non-zero return ends the wait with DDSTORE_EINTR. NULL: none. Any
+ * thread. */
 DDSTORE_API void ddstore_set_interrupt(int (*fn)(void *arg), void *arg);
 
-/* ---- settings ---------------------------------------------------------------------- */
+/* ---- settings ----------------------------------------------------------------------
+ */
 
 /* One setting given by the caller; it wins over the environment. */
 typedef struct ddstore_setting {
@@ -89,13 +104,14 @@ typedef struct ddstore_setting_info {
     const char *name, *kind, *fallback, *allowed, *help;
     char value[512];    /* as it is in effect now */
     const char *origin; /* "default" or "environment" */
-    int bad;            /* 1: the environment's value is refused, `value` holds the reason */
+    int bad; /* 1: the environment's value is refused, `value` holds the reason */
 } ddstore_setting_info;
 
 /* Describes setting number i (0, 1, ...); DDSTORE_EINDEX past the last. Any thread. */
 DDSTORE_API int ddstore_setting_describe(size_t i, ddstore_setting_info *out);
 
-/* ---- meeting: how the members of a group find each other ---------------------------- */
+/* ---- meeting: how the members of a group find each other ----------------------------
+ */
 
 typedef struct ddstore_comm ddstore_comm;
 
@@ -103,8 +119,8 @@ typedef struct ddstore_comm ddstore_comm;
 DDSTORE_API int ddstore_comm_open_self(ddstore_comm **out, ddstore_error *err);
 
 typedef struct ddstore_comm_file {
-    const char *dir;  /* shared directory; made with mode 0700 if its parent exists */
-    const char *ns;   /* names this group's files; no '.', NUL or '/', 1 to 100 bytes */
+    const char *dir; /* shared directory; made with mode 0700 if its parent exists */
+    const char *ns;  /* names this group's files; no '.', NUL or '/', 1 to 100 bytes */
     int rank, size;
     double timeout_s; /* of every call; 0: DDSTORE_HANDSHAKE_TIMEOUT_S */
 } ddstore_comm_file;
@@ -114,8 +130,8 @@ typedef struct ddstore_comm_file {
 DDSTORE_API int ddstore_comm_open_file(const ddstore_comm_file *how, ddstore_comm **out,
                                        ddstore_error *err);
 
-/* A host program's own collective. `allgather` gathers `bytes` bytes, the same number on
- * every rank, into `all` (size * bytes, in rank order) and returns 0; non-zero is a
+/* A host program's own collective. `allgather` gathers `bytes` bytes, the same number
+ * on every rank, into `all` (size * bytes, in rank order) and returns 0; non-zero is a
  * failure. `close` (nullable) is called once, by ddstore_comm_close. */
 typedef struct ddstore_comm_callbacks {
     int rank, size;
@@ -131,10 +147,11 @@ DDSTORE_API int ddstore_comm_rank(const ddstore_comm *comm);
 DDSTORE_API int ddstore_comm_size(const ddstore_comm *comm);
 
 /* Gathers every rank's bytes, in rank order: *data holds them all, back to back, and
- * offsets[0..size] where each begins (offsets: size + 1 entries of the caller's). *data is
- * released with ddstore_release. Collective. */
-DDSTORE_API int ddstore_comm_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes,
-                                        void **data, uint64_t *offsets, ddstore_error *err);
+ * offsets[0..size] where each begins (offsets: size + 1 entries of the caller's). *data
+ * is released with ddstore_release. Collective. */
+DDSTORE_API int ddstore_comm_allgatherv(ddstore_comm *comm, const void *mine,
+                                        size_t bytes, void **data, uint64_t *offsets,
+                                        ddstore_error *err);
 
 /* Returns when every member has called it. Collective. */
 DDSTORE_API int ddstore_comm_barrier(ddstore_comm *comm, ddstore_error *err);
@@ -148,38 +165,42 @@ DDSTORE_API void ddstore_comm_close(ddstore_comm *comm);
 /* Releases memory that a ddstore function returned. Any thread. */
 DDSTORE_API void ddstore_release(void *data);
 
-/* ---- store: rows across ranks -------------------------------------------------------- */
+/* ---- store: rows across ranks
+ * -------------------------------------------------------- */
 
-typedef struct ddstore ddstore;         /* one store of one member */
-typedef struct ddstore_var ddstore_var; /* one variable of it; lives as long as the store */
+typedef struct ddstore ddstore; /* one store of one member */
+typedef struct ddstore_var
+    ddstore_var; /* one variable of it; lives as long as the store */
 
 typedef struct ddstore_options {
-    size_t struct_bytes;        /* sizeof(ddstore_options) */
-    int method;                 /* 1: rows; 2: rows, published for extra members */
-    const char *handshake_dir;  /* method 2: where records are published */
-    const char *exchange_ns;    /* method 2: the group's name in that directory */
-    int n_core;                 /* extra members: core ranks, 0: as the record says */
+    size_t struct_bytes;       /* sizeof(ddstore_options) */
+    int method;                /* 1: rows; 2: rows, published for extra members */
+    const char *handshake_dir; /* method 2: where records are published */
+    const char *exchange_ns;   /* method 2: the group's name in that directory */
+    int n_core;                /* extra members: core ranks, 0: as the record says */
     const ddstore_setting *settings; /* win over the environment */
     size_t n_settings;
 } ddstore_options;
 
-/* Opens a store over comm, which the store takes over, also on failure. Collective. Close
- * with ddstore_close. */
+/* Opens a store over comm, which the store takes over, also on failure. Collective.
+ * Close with ddstore_close. */
 DDSTORE_API int ddstore_open(ddstore_comm *comm, const ddstore_options *options,
                              ddstore **out, ddstore_error *err);
 
-/* Opens a store over the files of a directory: ddstore_comm_open_file and ddstore_open in
- * one, with the claim of rank 0 reachable over the network. Collective. */
-DDSTORE_API int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *options,
-                                  ddstore **out, ddstore_error *err);
+/* Opens a store over the files of a directory: ddstore_comm_open_file and ddstore_open
+ * in one, with the claim of rank 0 reachable over the network. Collective. */
+DDSTORE_API int ddstore_open_file(const ddstore_comm_file *how,
+                                  const ddstore_options *options, ddstore **out,
+                                  ddstore_error *err);
 
-/* Opens the store of an extra member (method 2), which reads what a core group publishes in
- * options->handshake_dir. Local: waits for nobody. Close with ddstore_close. */
+/* Opens the store of an extra member (method 2), which reads what a core group
+ * publishes in options->handshake_dir. Local: waits for nobody. Close with
+ * ddstore_close. */
 DDSTORE_API int ddstore_open_extra(const ddstore_options *options, ddstore **out,
                                    ddstore_error *err);
 
-/* Local: new calls fail with DDSTORE_ECLOSED, waits end, running reads are waited for (up
- * to the read deadline), extra members are told. Twice does nothing. Any thread. */
+/* Local: new calls fail with DDSTORE_ECLOSED, waits end, running reads are waited for
+ * (up to the read deadline), extra members are told. Twice does nothing. Any thread. */
 DDSTORE_API void ddstore_free(ddstore *store);
 
 /* ddstore_free, and the handle itself. No other thread may use the store any more. */
@@ -191,20 +212,21 @@ DDSTORE_API int ddstore_size(const ddstore *store); /* core ranks; 0: not known 
 /* This rank's part of a new variable. */
 typedef struct ddstore_shard {
     int64_t rows;
-    uint64_t disp;       /* elements a row; ignored where rows is 0 */
-    uint32_t itemsize;   /* bytes an element; ignored where rows is 0 */
-    const char *dtype;   /* compared as text over all ranks; "" or NULL: untyped bytes */
-    const void *data;    /* rows * disp * itemsize bytes, copied; NULL: zeros */
+    uint64_t disp;     /* elements a row; ignored where rows is 0 */
+    uint32_t itemsize; /* bytes an element; ignored where rows is 0 */
+    const char *dtype; /* compared as text over all ranks; "" or NULL: untyped bytes */
+    const void *data;  /* rows * disp * itemsize bytes, copied; NULL: zeros */
 } ddstore_shard;
 
 /* Adds a variable whose rows are the shards of all ranks, in rank order. Collective. */
-DDSTORE_API int ddstore_add(ddstore *store, const char *name, const ddstore_shard *shard,
-                            ddstore_var **out, ddstore_error *err);
+DDSTORE_API int ddstore_add(ddstore *store, const char *name,
+                            const ddstore_shard *shard, ddstore_var **out,
+                            ddstore_error *err);
 
 /* Takes part in the others' ddstore_add with a failure of the caller's own, so that it
  * fails on every rank and names this one. Returns why->code. Collective. */
-DDSTORE_API int ddstore_add_failed(ddstore *store, const char *name, const ddstore_error *why,
-                                   ddstore_error *err);
+DDSTORE_API int ddstore_add_failed(ddstore *store, const char *name,
+                                   const ddstore_error *why, ddstore_error *err);
 
 /* Extra members: waits up to DDSTORE_HANDSHAKE_TIMEOUT_S until a living core group
  * publishes the variable. Joining again takes a new run's record. One thread. */
@@ -226,20 +248,21 @@ DDSTORE_API int ddstore_info(const ddstore_var *var, ddstore_var_info *out);
 /* Variable number i in order of creation; NULL past the last. Any thread. */
 DDSTORE_API ddstore_var *ddstore_var_at(ddstore *store, size_t i);
 
-/* Overwrites `rows` rows of this rank's shard from row_offset (in the shard) on. Local. A
- * read that runs beside it may see a mix of old and new bytes. One thread. */
+/* Overwrites `rows` rows of this rank's shard from row_offset (in the shard) on. Local.
+ * A read that runs beside it may see a mix of old and new bytes. One thread. */
 DDSTORE_API int ddstore_update(ddstore_var *var, const void *data, int64_t rows,
                                int64_t row_offset, ddstore_error *err);
 
-/* Reads `rows` consecutive rows from global row `start` into dst. They lie in one shard.
- * Any thread. After DDSTORE_EPEER or DDSTORE_EINTR the contents of dst are undefined. */
+/* Reads `rows` consecutive rows from global row `start` into dst. They lie in one
+ * shard. Any thread. After DDSTORE_EPEER or DDSTORE_EINTR the contents of dst are
+ * undefined. */
 DDSTORE_API int ddstore_get(ddstore_var *var, int64_t start, int64_t rows, void *dst,
                             ddstore_error *err);
 
 /* Reads row rows[i] into dst + i * row_bytes, i = 0 .. n-1; any order, repeats allowed.
  * All indices are checked before the first byte is read. Any thread. */
-DDSTORE_API int ddstore_get_batch(ddstore_var *var, const int64_t *rows, size_t n, void *dst,
-                                  ddstore_error *err);
+DDSTORE_API int ddstore_get_batch(ddstore_var *var, const int64_t *rows, size_t n,
+                                  void *dst, ddstore_error *err);
 
 /* This rank's own shard, in place; it stays mapped until ddstore_view_close, also after
  * ddstore_free. Any thread. */
@@ -248,15 +271,16 @@ DDSTORE_API int ddstore_view_open(ddstore_var *var, void **data, uint64_t *bytes
                                   ddstore_view **out, ddstore_error *err);
 DDSTORE_API void ddstore_view_close(ddstore_view *view);
 
-/* Keeps a destination registered with the network until it is unregistered or the store is
- * freed; registering the same range again does nothing. Unregistering an unknown range:
- * DDSTORE_EINVAL. The caller keeps the memory alive meanwhile. Any thread. */
+/* Keeps a destination registered with the network until it is unregistered or the store
+ * is freed; registering the same range again does nothing. Unregistering an unknown
+ * range: DDSTORE_EINVAL. The caller keeps the memory alive meanwhile. Any thread. */
 DDSTORE_API int ddstore_register_recv(ddstore *store, void *data, uint64_t bytes,
                                       ddstore_error *err);
 DDSTORE_API int ddstore_unregister_recv(ddstore *store, void *data, uint64_t bytes,
                                         ddstore_error *err);
 
-/* Of get and get_batch of one variable; zero unless DDSTORE_PROFILE=1. Times in seconds. */
+/* Of get and get_batch of one variable; zero unless DDSTORE_PROFILE=1. Times in
+ * seconds. */
 typedef struct ddstore_profile {
     uint64_t calls, rows, bytes, rows_local, rows_rdma, rows_tcp, rows_mpi, mr_miss;
     double lock_wait, mr, read, cq;
@@ -277,10 +301,12 @@ DDSTORE_API int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out);
 /* Extra members: *alive tells whether the core group still serves. Any thread. */
 DDSTORE_API int ddstore_core_alive(ddstore *store, int *alive, ddstore_error *err);
 
-/* ---- this machine, for tools ---------------------------------------------------------- */
+/* ---- this machine, for tools
+ * ---------------------------------------------------------- */
 
-/* Writes what the library sees of this machine as lines "KEY\tVALUE" (interfaces, libfabric
- * and its providers, limits) to *text, released with ddstore_release. Any thread. */
+/* Writes what the library sees of this machine as lines "KEY\tVALUE" (interfaces,
+ * libfabric and its providers, limits) to *text, released with ddstore_release. Any
+ * thread. */
 DDSTORE_API int ddstore_probe(char **text, ddstore_error *err);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* Ground for every file: error filling, time, randomness, hashing, little-endian words. */
+/* Ground for every file: error filling, time, randomness, hashing, little-endian words.
+ */
 #ifndef DDSTORE_BASE_H
 #define DDSTORE_BASE_H
 
@@ -11,21 +12,32 @@
 #include <string.h>
 
 #define DDSTORE__PRINTF(f, a) __attribute__((format(printf, f, a)))
-#define DDSTORE__COUNT(a) (sizeof(a) / sizeof((a)[0]))
-#define DDSTORE__NONCE 16 /* bytes of a nonce, token, secret or identity */
+#define DDSTORE__COUNT(a)     (sizeof(a) / sizeof((a)[0]))
+#define DDSTORE__NONCE        16 /* bytes of a nonce, token, secret or identity */
 
 /* -- error.c -- */
 
-/* Fills err (nullable) and returns code. */
-int ddstore__fail(ddstore_error *err, int code, const char *format, ...)
+void ddstore__fill(ddstore_error *err, int code, const char *format, ...)
     DDSTORE__PRINTF(3, 4);
 
-/* The same with ": " and the text of errno appended; code DDSTORE_ESYS, or DDSTORE_ENOMEM
+/* Fills err (nullable) and is code. A macro, so that readers and tools see which. */
+#define ddstore__fail(err, code, ...)                                                  \
+    (ddstore__fill((err), (code), __VA_ARGS__), ddstore__code(code))
+static inline int ddstore__code(int code)
+{
+    return code;
+}
+
+/* The same with ": " and the text of errno appended; DDSTORE_ESYS, or DDSTORE_ENOMEM
  * for ENOMEM. */
-int ddstore__fail_errno(ddstore_error *err, int errnum, const char *format, ...)
+int ddstore__fill_errno(ddstore_error *err, int errnum, const char *format, ...)
     DDSTORE__PRINTF(3, 4);
+#define ddstore__fail_errno(err, errnum, ...)                                          \
+    (ddstore__fill_errno((err), (errnum), __VA_ARGS__) == DDSTORE_ENOMEM               \
+         ? DDSTORE_ENOMEM                                                              \
+         : DDSTORE_ESYS)
 
-/* Puts "prefix: " before the message of err (nullable). Returns err's code. */
+/* Puts "prefix: " before the message of err (nullable). Returns code. */
 int ddstore__wrap(ddstore_error *err, int code, const char *format, ...)
     DDSTORE__PRINTF(3, 4);
 
@@ -39,34 +51,35 @@ void ddstore__log_later(int level, const char *format, ...) DDSTORE__PRINTF(2, 3
 
 /* -- clock.c -- */
 
-#define DDSTORE__MS 1000000LL
-#define DDSTORE__S 1000000000LL
+#define DDSTORE__MS      1000000LL
+#define DDSTORE__S       1000000000LL
 #define DDSTORE__FOREVER INT64_MAX
 
-int64_t ddstore__now_ns(void);                /* CLOCK_MONOTONIC */
-int64_t ddstore__after_s(double seconds);     /* now + seconds, saturating */
-void ddstore__sleep_ns(int64_t ns);           /* returns early on a signal */
+int64_t ddstore__now_ns(void);            /* CLOCK_MONOTONIC */
+int64_t ddstore__after_s(double seconds); /* now + seconds, saturating */
+void ddstore__sleep_ns(int64_t ns);       /* returns early on a signal */
 
-/* A wait with a deadline, a close flag and the host's interrupt check: what every waiting
- * loop of the library asks. */
+/* A wait with a deadline, a close flag and the host's interrupt check: what every
+ * waiting loop of the library asks. */
 typedef struct ddstore__wait {
     int64_t deadline_ns;
     const atomic_int *closed; /* nullable; non-zero ends the wait */
 } ddstore__wait;
 
 /* 0: go on waiting; DDSTORE_ECLOSED, DDSTORE_EINTR (both say so in err) or
- * DDSTORE_ETIMEDOUT (err untouched: the caller knows what it waited for). Calls the host's
- * interrupt check, so call it at least every 100 ms of a wait and after EINTR. */
+ * DDSTORE_ETIMEDOUT (err untouched: the caller knows what it waited for). Calls the
+ * host's interrupt check, so call it at least every 100 ms of a wait and after EINTR.
+ */
 int ddstore__wait_check(const ddstore__wait *wait, ddstore_error *err);
 
 /* -- random.c -- */
 
-void ddstore__random(void *out, size_t bytes);  /* getrandom(2); never fails, may wait */
+void ddstore__random(void *out, size_t bytes); /* getrandom(2); never fails, may wait */
 uint64_t ddstore__random_u64(void);
 
 /* -- hash.c -- */
 
-uint64_t ddstore__hash64(const void *data, size_t bytes);               /* XXH64, seed 0 */
+uint64_t ddstore__hash64(const void *data, size_t bytes); /* XXH64, seed 0 */
 void ddstore__hash128(const void *data, size_t bytes, uint8_t out[16]); /* XXH3-128 */
 
 /* SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012). */
@@ -77,7 +90,8 @@ void ddstore__hex16(const uint8_t in[16], char out[33]);
 
 /* -- fd.c: descriptors that belong to this library -- */
 
-/* Notes fd (>= 0) as the library's own, so that a forked child closes it. Returns fd. */
+/* Notes fd (>= 0) as the library's own, so that a forked child closes it. Returns fd.
+ */
 int ddstore__fd_own(int fd);
 void ddstore__fd_close(int fd); /* ignores -1 */
 void ddstore__fd_close_all_in_child(void);
@@ -112,20 +126,21 @@ static inline uint64_t ddstore__get64(const uint8_t *p)
 /* -- process.c: who this process is, to others on this host and elsewhere -- */
 
 typedef struct ddstore__process {
-    uint8_t boot_id[16];   /* of the kernel */
-    uint64_t pid_ns;       /* inode of the PID namespace */
-    uint64_t start_time;   /* clock ticks since boot, /proc/PID/stat field 22 */
+    uint8_t boot_id[16]; /* of the kernel */
+    uint64_t pid_ns;     /* inode of the PID namespace */
+    uint64_t start_time; /* clock ticks since boot, /proc/PID/stat field 22 */
     uint32_t pid;
-    char host[64];         /* for messages only, never for decisions */
+    char host[64]; /* for messages only, never for decisions */
 } ddstore__process;
 
 void ddstore__process_self(ddstore__process *out);
 
-/* 1: that process lives; 0: it is gone (or its pid belongs to another now); -1: can't be
- * told from here (another host or PID namespace). */
+/* 1: that process lives; 0: it is gone (or its pid belongs to another now); -1: can't
+ * be told from here (another host or PID namespace). */
 int ddstore__process_alive(const ddstore__process *p);
 
-/* Raised by one in each forked child: an object that noted another value is inherited. */
+/* Raised by one in each forked child: an object that noted another value is inherited.
+ */
 extern unsigned ddstore__fork_generation;
 
 #endif

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
-#define IDLE_NS (60 * DDSTORE__S) /* an idle channel is closed after that */
-#define IDLE_MAX 16               /* idle channels kept a peer and run */
+#define IDLE_NS  (60 * DDSTORE__S) /* an idle channel is closed after that */
+#define IDLE_MAX 16                /* idle channels kept a peer and run */
 
 static void unlink_locked(ddstore__channel *ch)
 {
@@ -147,7 +147,8 @@ int ddstore__channel_send(ddstore__channel *ch, const void *data, size_t bytes,
     return DDSTORE_OK;
 }
 
-ssize_t ddstore__channel_receive(ddstore__channel *ch, struct iovec *iov, size_t n, int flags)
+ssize_t ddstore__channel_receive(ddstore__channel *ch, struct iovec *iov, size_t n,
+                                 int flags)
 {
     struct msghdr message = {.msg_iov = iov, .msg_iovlen = n};
     ssize_t got = recvmsg(ch->fd, &message, flags);
@@ -216,39 +217,62 @@ static int take_answer(ddstore__channel *ch, const ddstore__patience *patience,
     return rc;
 }
 
+/* DDSTORE_ESYS: the connection broke. */
+static int ask_over(ddstore__channel *ch, const ddstore__patience *patience,
+                    const uint8_t *request, size_t n, uint8_t **data, size_t *bytes,
+                    ddstore_error *err)
+{
+    int rc = ddstore__channel_send(ch, request, n, patience, err);
+    if (!rc)
+        rc = take_answer(ch, patience, data, bytes, err);
+    if (rc == DDSTORE_OK || rc == DDSTORE_EKEY)
+        ddstore__channel_release(ch);
+    else
+        ddstore__channel_discard(ch);
+    return rc;
+}
+
+int ddstore__channel_silent(ddstore__peer *peer, const ddstore__patience *patience,
+                            const char *why, ddstore_error *err)
+{
+    if (!patience->probe) {
+        ddstore__peer_lose(peer, why);
+        return ddstore__peer_lost_error(peer, err);
+    }
+    return ddstore__fail(err, DDSTORE_EPEER, "process %u on host %s: %s",
+                         peer->contact.process.pid, peer->contact.process.host, why);
+}
+
 int ddstore__channel_ask(ddstore__peer *peer, const ddstore__ticket *ticket,
-                         const ddstore__patience *patience, uint8_t type, const char *text,
-                         uint8_t **data, size_t *bytes, ddstore_error *err)
+                         const ddstore__patience *patience, uint8_t type,
+                         const char *text, uint8_t **data, size_t *bytes,
+                         ddstore_error *err)
 {
     uint8_t request[DDSTORE__FRAME_BYTES + DDSTORE__TEXT_MAX];
     size_t n = text ? strlen(text) : 0;
+    int rc = DDSTORE_ESYS;
     if (n > DDSTORE__TEXT_MAX)
         return ddstore__fail(err, DDSTORE_EINVAL, "the name is too long");
     ddstore__frame_encode(&(ddstore__frame){.type = type, .bytes = n}, request);
-    if (n)
-        memcpy(request + DDSTORE__FRAME_BYTES, text, n);
-    for (bool again = false;; again = true) {
-        ddstore__channel *ch;
-        int rc = ddstore__channel_acquire(peer, ticket, patience, again, &ch, err);
+    for (size_t i = 0; i < n; i++) /* the wire counts bytes: without the text's end */
+        request[DDSTORE__FRAME_BYTES + i] = (uint8_t)text[i];
+    for (int attempt = 0; attempt < 2 && rc == DDSTORE_ESYS; attempt++) {
+        ddstore__channel *ch = NULL;
+        rc = ddstore__channel_acquire(peer, ticket, patience, attempt > 0, &ch, err);
         if (rc)
             return rc;
-        rc = ddstore__channel_send(ch, request, DDSTORE__FRAME_BYTES + n, patience, err);
-        if (!rc)
-            rc = take_answer(ch, patience, data, bytes, err);
-        if (rc == DDSTORE_OK || rc == DDSTORE_EKEY) {
-            ddstore__channel_release(ch);
-            return rc;
-        }
-        ddstore__channel_discard(ch);
-        if (rc == DDSTORE_ETIMEDOUT)
-            ddstore__peer_lose(peer, "it gave no answer in time (DDSTORE_READ_TIMEOUT_S)");
-        if (rc == DDSTORE_ETIMEDOUT || atomic_load(&peer->lost))
+        rc =
+            ask_over(ch, patience, request, DDSTORE__FRAME_BYTES + n, data, bytes, err);
+        if (rc && atomic_load(&peer->lost))
             return ddstore__peer_lost_error(peer, err);
-        if (rc != DDSTORE_ESYS)
-            return rc;
-        if (again)
-            return ddstore__fail(err, DDSTORE_EPEER,
-                                 "process %u on host %s broke off the connection twice",
-                                 peer->contact.process.pid, peer->contact.process.host);
+        if (rc == DDSTORE_ETIMEDOUT)
+            return ddstore__channel_silent(
+                peer, patience, "it gave no answer in time (DDSTORE_READ_TIMEOUT_S)",
+                err);
     }
+    if (rc == DDSTORE_ESYS)
+        return ddstore__fail(err, DDSTORE_EPEER,
+                             "process %u on host %s broke off the connection twice",
+                             peer->contact.process.pid, peer->contact.process.host);
+    return rc;
 }

@@ -1,7 +1,7 @@
 /*
- * Channels, the asking side: TCP connections to a peer's progress thread, opened on first
- * need, kept in a pool of the peer, and used by one thread at a time, which receives the
- * answer itself.
+ * Channels, the asking side: TCP connections to a peer's progress thread, opened on
+ * first need, kept in a pool of the peer, and used by one thread at a time, which
+ * receives the answer itself.
  */
 #ifndef DDSTORE_CHANNEL_H
 #define DDSTORE_CHANNEL_H
@@ -29,6 +29,7 @@ typedef struct ddstore__channel {
 typedef struct ddstore__patience {
     int64_t timeout_ns;       /* without progress */
     const atomic_int *closed; /* nullable: the store's */
+    bool probe;               /* asks only: silence doesn't make the peer a lost one */
 } ddstore__patience;
 
 /* An idle channel, or a new one. DDSTORE_EPEER: the peer is lost, now or before;
@@ -46,13 +47,20 @@ int ddstore__channel_send(ddstore__channel *ch, const void *data, size_t bytes,
 
 /* Receives up to all of iov: > 0 bytes; 0 nothing yet (after at most 100 ms, or at once
  * with MSG_DONTWAIT in flags); -1 the connection broke. */
-ssize_t ddstore__channel_receive(ddstore__channel *ch, struct iovec *iov, size_t n, int flags);
+ssize_t ddstore__channel_receive(ddstore__channel *ch, struct iovec *iov, size_t n,
+                                 int flags);
 
 /* Asks one short question and takes the whole answer: *data (malloc'd) and *bytes, both
  * nullable. DDSTORE_EKEY: no such record. Reconnects once. */
 int ddstore__channel_ask(ddstore__peer *peer, const ddstore__ticket *ticket,
-                         const ddstore__patience *patience, uint8_t type, const char *text,
-                         uint8_t **data, size_t *bytes, ddstore_error *err);
+                         const ddstore__patience *patience, uint8_t type,
+                         const char *text, uint8_t **data, size_t *bytes,
+                         ddstore_error *err);
+
+/* The peer let the time pass: it is lost, unless that was a mere probe. Fills err;
+ * DDSTORE_EPEER. why: a static string. */
+int ddstore__channel_silent(ddstore__peer *peer, const ddstore__patience *patience,
+                            const char *why, ddstore_error *err);
 
 /* What a REFUSED answer with that status means to the reader. */
 int ddstore__refusal(const ddstore__frame *f, const char *text, ddstore_error *err);
@@ -62,6 +70,7 @@ void ddstore__channel_close_all(ddstore__peer *peer); /* nobody uses them */
 
 /* Opens a connection to the peer and proves the run's secret (connect.c). */
 int ddstore__channel_connect(ddstore__peer *peer, const ddstore__ticket *ticket,
-                             const ddstore__patience *patience, int *fd, ddstore_error *err);
+                             const ddstore__patience *patience, int *fd,
+                             ddstore_error *err);
 
 #endif

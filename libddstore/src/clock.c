@@ -42,7 +42,8 @@ void ddstore_set_interrupt(int (*fn)(void *arg), void *arg)
 int ddstore__wait_check(const ddstore__wait *wait, ddstore_error *err)
 {
     if (wait->closed && atomic_load(wait->closed))
-        return ddstore__fail(err, DDSTORE_ECLOSED, "the store was freed during the call");
+        return ddstore__fail(err, DDSTORE_ECLOSED,
+                             "the store was freed during the call");
     pthread_mutex_lock(&lock);
     int (*fn)(void *) = interrupt.fn;
     void *arg = interrupt.arg;

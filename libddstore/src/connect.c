@@ -1,5 +1,5 @@
-/* Opening a channel: the peer's addresses in turn, then the proof of the run's secret by
- * both ends (design: the hello). */
+/* Opening a channel: the peer's addresses in turn, then the proof of the run's secret
+ * by both ends (design: the hello). */
 #include "channel.h"
 #include "iface.h"
 
@@ -16,8 +16,18 @@
 #define TURN_NS  (2 * DDSTORE__S) /* for one address while there are others */
 #define SLICE_MS 100
 
-/* What one address came to. */
-enum outcome { CONNECTED, NOBODY, UNREACHED, OTHER_PROCESS, RUN_GONE, UNPROVEN, STOPPED };
+/* What one address came to. NOBODY: the peer is gone; UNREACHED and FULL: worth trying
+ * again. */
+enum outcome {
+    CONNECTED,
+    NOBODY,
+    UNREACHED,
+    FULL,
+    OTHER_PROCESS,
+    RUN_GONE,
+    UNPROVEN,
+    STOPPED
+};
 
 static void sort_addresses(ddstore__peer *peer)
 {
@@ -76,9 +86,9 @@ static int dial(const ddstore__address *a)
 /* Makes the connected socket a blocking one whose calls take at most SLICE_MS. */
 static void tune(int fd, int64_t timeout_ns)
 {
-    int on = 1, user_ms = (int)(timeout_ns / DDSTORE__MS < INT32_MAX
-                                    ? timeout_ns / DDSTORE__MS
-                                    : INT32_MAX);
+    int on = 1,
+        user_ms = (int)(timeout_ns / DDSTORE__MS < INT32_MAX ? timeout_ns / DDSTORE__MS
+                                                             : INT32_MAX);
     struct timeval slice = {.tv_usec = SLICE_MS * 1000};
     (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -89,14 +99,15 @@ static void tune(int fd, int64_t timeout_ns)
 }
 
 /* Waits for the events; 0: they came, else a code of ddstore__wait_check. */
-static int await(const ddstore__peer *peer, int fd, short events, const ddstore__wait *wait,
-                 ddstore_error *err)
+static int await(const ddstore__peer *peer, int fd, short events,
+                 const ddstore__wait *wait, ddstore_error *err)
 {
     for (;;) {
         struct pollfd p = {.fd = fd, .events = events};
         if (poll(&p, 1, SLICE_MS) > 0)
             return DDSTORE_OK;
-        int rc = atomic_load(&peer->lost) ? DDSTORE_EPEER : ddstore__wait_check(wait, err);
+        int rc =
+            atomic_load(&peer->lost) ? DDSTORE_EPEER : ddstore__wait_check(wait, err);
         if (rc)
             return rc;
     }
@@ -122,12 +133,14 @@ static enum outcome refused(uint16_t status)
 {
     return status == DDSTORE__S_PROCESS ? OTHER_PROCESS
            : status == DDSTORE__S_RUN   ? RUN_GONE
+           : status == DDSTORE__S_BUSY  ? FULL
                                         : NOBODY;
 }
 
 /* The hello: both ends prove the secret; ours goes out without waiting for a reply. */
-static enum outcome greet(const ddstore__peer *peer, int fd, const ddstore__ticket *ticket,
-                          const ddstore__wait *wait, int *code, ddstore_error *err)
+static enum outcome greet(const ddstore__peer *peer, int fd,
+                          const ddstore__ticket *ticket, const ddstore__wait *wait,
+                          int *code, ddstore_error *err)
 {
     uint8_t out[DDSTORE__FRAME_BYTES + DDSTORE__HELLO_BYTES];
     uint8_t in[DDSTORE__FRAME_BYTES + DDSTORE__WELCOME_BYTES], expected[16];
@@ -138,11 +151,12 @@ static enum outcome greet(const ddstore__peer *peer, int fd, const ddstore__tick
     ddstore__random(hello + 16, 16);
     memcpy(hello + 32, peer->contact.uid, 16);
     memcpy(hello + 48, ticket->uid, 16);
-    if (send(fd, out, sizeof(out), MSG_NOSIGNAL) != (ssize_t)sizeof(out))
-        return NOBODY;
+    if (send(fd, out, sizeof(out), MSG_NOSIGNAL) != (ssize_t)sizeof(out) &&
+        errno != EPIPE && errno != ECONNRESET) /* then it may have said why */
+        return UNREACHED;
     *code = receive(peer, fd, in, DDSTORE__FRAME_BYTES, wait, err);
     if (*code)
-        return *code == DDSTORE_ESYS ? NOBODY : STOPPED;
+        return *code == DDSTORE_ESYS ? UNREACHED : STOPPED;
     if (!ddstore__frame_decode(in, &f))
         return OTHER_PROCESS;
     if (f.type == DDSTORE__REFUSED)
@@ -151,7 +165,7 @@ static enum outcome greet(const ddstore__peer *peer, int fd, const ddstore__tick
         return OTHER_PROCESS;
     *code = receive(peer, fd, body, DDSTORE__WELCOME_BYTES, wait, err);
     if (*code)
-        return *code == DDSTORE_ESYS ? NOBODY : STOPPED;
+        return *code == DDSTORE_ESYS ? UNREACHED : STOPPED;
     ddstore__proof(ticket->secret, 'S', hello, body, expected);
     if (!ddstore__same16(expected, body + 16))
         return UNPROVEN;
@@ -159,19 +173,20 @@ static enum outcome greet(const ddstore__peer *peer, int fd, const ddstore__tick
     ddstore__frame_encode(&f, out);
     ddstore__proof(ticket->secret, 'C', hello, body, out + DDSTORE__FRAME_BYTES);
     size_t bytes = DDSTORE__FRAME_BYTES + DDSTORE__PROVE_BYTES;
-    return send(fd, out, bytes, MSG_NOSIGNAL) == (ssize_t)bytes ? CONNECTED : NOBODY;
+    return send(fd, out, bytes, MSG_NOSIGNAL) == (ssize_t)bytes ? CONNECTED : UNREACHED;
 }
 
 static enum outcome try_address(const ddstore__peer *peer, const ddstore__address *a,
-                                const ddstore__ticket *ticket, const ddstore__wait *wait,
-                                int64_t timeout_ns, int *fd, int *code, ddstore_error *err)
+                                const ddstore__ticket *ticket,
+                                const ddstore__wait *wait, int64_t timeout_ns, int *fd,
+                                int *code, ddstore_error *err)
 {
     *fd = dial(a);
     if (*fd < 0) {
         if (errno == EMFILE || errno == ENFILE) {
-            *code = ddstore__fail_errno(err, errno, "no connection to process %u on host %s",
-                                        peer->contact.process.pid,
-                                        peer->contact.process.host);
+            *code = ddstore__fail_errno(
+                err, errno, "no connection to process %u on host %s",
+                peer->contact.process.pid, peer->contact.process.host);
             return STOPPED;
         }
         return errno == ECONNREFUSED ? NOBODY : UNREACHED;
@@ -196,10 +211,10 @@ static enum outcome try_address(const ddstore__peer *peer, const ddstore__addres
 }
 
 /* All addresses once. CONNECTED; RUN_GONE, UNPROVEN or STOPPED as soon as one says so;
- * UNREACHED if it is worth trying again; else NOBODY. */
+ * FULL or UNREACHED if it is worth trying again; else NOBODY. */
 static enum outcome try_all(ddstore__peer *peer, const ddstore__ticket *ticket,
-                            const ddstore__patience *patience, int64_t deadline, int *fd,
-                            int *code, ddstore_error *err)
+                            const ddstore__patience *patience, int64_t deadline,
+                            int *fd, int *code, ddstore_error *err)
 {
     enum outcome result = NOBODY;
     uint8_t order[DDSTORE__ADDRESSES];
@@ -209,9 +224,10 @@ static enum outcome try_all(ddstore__peer *peer, const ddstore__ticket *ticket,
     pthread_mutex_unlock(&peer->lock);
     for (size_t i = 0; i < n; i++) {
         int64_t turn = ddstore__now_ns() + TURN_NS;
-        ddstore__wait wait = {n > 1 && turn < deadline ? turn : deadline, patience->closed};
-        enum outcome one = try_address(peer, &peer->contact.address[order[i]], ticket, &wait,
-                                       patience->timeout_ns, fd, code, err);
+        ddstore__wait wait = {n > 1 && turn < deadline ? turn : deadline,
+                              patience->closed};
+        enum outcome one = try_address(peer, &peer->contact.address[order[i]], ticket,
+                                       &wait, patience->timeout_ns, fd, code, err);
         if (one == CONNECTED) {
             prefer(peer, order[i]);
             return one;
@@ -220,44 +236,63 @@ static enum outcome try_all(ddstore__peer *peer, const ddstore__ticket *ticket,
             one = UNREACHED;
         if (one == RUN_GONE || one == UNPROVEN || one == STOPPED)
             return one;
-        if (one == UNREACHED)
-            result = UNREACHED;
+        if (one == FULL || (one == UNREACHED && result != FULL))
+            result = one;
     }
     return result;
 }
 
+/* Nobody answered until the deadline. */
+static int too_late(ddstore__peer *peer, const ddstore__patience *patience, bool full,
+                    ddstore_error *err)
+{
+    if (!full)
+        return ddstore__channel_silent(peer, patience,
+                                       "none of its addresses could be reached in time "
+                                       "(DDSTORE_READ_TIMEOUT_S)",
+                                       err);
+    return ddstore__fail(err, DDSTORE_EPEER,
+                         "process %u on host %s lives and takes no more connections: it "
+                         "has too few file descriptors or too little memory (raise "
+                         "ulimit -n there)",
+                         peer->contact.process.pid, peer->contact.process.host);
+}
+
 int ddstore__channel_connect(ddstore__peer *peer, const ddstore__ticket *ticket,
-                             const ddstore__patience *patience, int *fd, ddstore_error *err)
+                             const ddstore__patience *patience, int *fd,
+                             ddstore_error *err)
 {
     ddstore__wait wait = {ddstore__now_ns() + patience->timeout_ns, patience->closed};
     if (!peer->n_addresses)
         sort_addresses(peer);
     for (;;) {
         int code = DDSTORE_OK;
-        switch (try_all(peer, ticket, patience, wait.deadline_ns, fd, &code, err)) {
+        enum outcome outcome =
+            try_all(peer, ticket, patience, wait.deadline_ns, fd, &code, err);
+        switch (outcome) {
         case CONNECTED:
             return DDSTORE_OK;
         case RUN_GONE:
             return ddstore__fail(err, DDSTORE_ECLOSED, "its store was freed");
         case UNPROVEN:
-            return ddstore__fail(err, DDSTORE_ECONFLICT,
-                                 "process %u on host %s does not know this run's secret",
-                                 peer->contact.process.pid, peer->contact.process.host);
+            return ddstore__fail(
+                err, DDSTORE_ECONFLICT,
+                "process %u on host %s does not know this run's secret",
+                peer->contact.process.pid, peer->contact.process.host);
         case STOPPED:
-            return atomic_load(&peer->lost) ? ddstore__peer_lost_error(peer, err) : code;
+            return atomic_load(&peer->lost) ? ddstore__peer_lost_error(peer, err)
+                                            : code;
         case NOBODY:
         case OTHER_PROCESS:
             ddstore__peer_lose(peer, "nobody listens at its addresses any more");
             return ddstore__peer_lost_error(peer, err);
         case UNREACHED:
+        case FULL:
             break;
         }
         code = ddstore__wait_check(&wait, err);
-        if (code == DDSTORE_ETIMEDOUT) {
-            ddstore__peer_lose(peer, "none of its addresses could be reached in time "
-                                     "(DDSTORE_READ_TIMEOUT_S)");
-            return ddstore__peer_lost_error(peer, err);
-        }
+        if (code == DDSTORE_ETIMEDOUT)
+            return too_late(peer, patience, outcome == FULL, err);
         if (code)
             return code;
         ddstore__sleep_ns(SLICE_MS * DDSTORE__MS);

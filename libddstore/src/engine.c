@@ -17,8 +17,8 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* engine, its refs and ofi */
 static ddstore__engine *engine;
 
-/* In a forked child: the library's descriptors are closed, so that the parent's death is
- * seen; everything else is forgotten, nothing is freed or called. */
+/* In a forked child: the library's descriptors are closed, so that the parent's death
+ * is seen; everything else is forgotten, nothing is freed or called. */
 static void in_child(void)
 {
     ddstore__fork_generation++;
@@ -52,7 +52,8 @@ static void stop(ddstore__engine *e)
     free(e);
 }
 
-static int open_ofi(ddstore__engine *e, const ddstore__settings *settings, ddstore_error *err)
+static int open_ofi(ddstore__engine *e, const ddstore__settings *settings,
+                    ddstore_error *err)
 {
     int rc = ddstore__ofi_open(settings, &e->ofi, err);
     if (rc || !e->ofi)
@@ -63,7 +64,8 @@ static int open_ofi(ddstore__engine *e, const ddstore__settings *settings, ddsto
     return DDSTORE_OK;
 }
 
-static int start(ddstore__engine *e, const ddstore__settings *settings, ddstore_error *err)
+static int start(ddstore__engine *e, const ddstore__settings *settings,
+                 ddstore_error *err)
 {
     size_t n;
     uint8_t nobody[16];

@@ -6,15 +6,15 @@
 #include "settings.h"
 
 typedef struct ddstore__engine {
-    ddstore__contact self;  /* what others are told */
+    ddstore__contact self; /* what others are told */
     ddstore__segment *beacon;
-    ddstore__ofi *ofi;      /* NULL: path 2 isn't used */
-    char iface[32];         /* the first one listened on */
+    ddstore__ofi *ofi; /* NULL: path 2 isn't used */
+    char iface[32];    /* the first one listened on */
     int refs;
 } ddstore__engine;
 
-/* The running engine, or a new one: limits raised, addresses chosen and listened on, the
- * progress thread started, libfabric opened where the settings ask for it. */
+/* The running engine, or a new one: limits raised, addresses chosen and listened on,
+ * the progress thread started, libfabric opened where the settings ask for it. */
 int ddstore__engine_acquire(const ddstore__settings *settings, ddstore__engine **out,
                             ddstore_error *err);
 void ddstore__engine_release(ddstore__engine *engine);

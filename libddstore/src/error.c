@@ -12,7 +12,7 @@ static void fill(ddstore_error *err, int code, const char *format, va_list args)
     vsnprintf(err->message, sizeof(err->message), format, args);
 }
 
-int ddstore__fail(ddstore_error *err, int code, const char *format, ...)
+void ddstore__fill(ddstore_error *err, int code, const char *format, ...)
 {
     if (err) {
         va_list args;
@@ -20,7 +20,6 @@ int ddstore__fail(ddstore_error *err, int code, const char *format, ...)
         fill(err, code, format, args);
         va_end(args);
     }
-    return code;
 }
 
 static void append(ddstore_error *err, const char *text)
@@ -29,7 +28,7 @@ static void append(ddstore_error *err, const char *text)
     snprintf(err->message + used, sizeof(err->message) - used, "%s", text);
 }
 
-int ddstore__fail_errno(ddstore_error *err, int errnum, const char *format, ...)
+int ddstore__fill_errno(ddstore_error *err, int errnum, const char *format, ...)
 {
     int code = errnum == ENOMEM ? DDSTORE_ENOMEM : DDSTORE_ESYS;
     if (err) {
@@ -64,9 +63,10 @@ int ddstore__wrap(ddstore_error *err, int code, const char *format, ...)
 const char *ddstore_code_name(int code)
 {
     static const char *const names[] = {
-        "DDSTORE_OK",       "DDSTORE_EINVAL",   "DDSTORE_ETYPE",     "DDSTORE_EINDEX",
-        "DDSTORE_EKEY",     "DDSTORE_ENOMEM",   "DDSTORE_ESYS",      "DDSTORE_EPEER",
-        "DDSTORE_ECLOSED",  "DDSTORE_EFABRIC",  "DDSTORE_ETIMEDOUT", "DDSTORE_EINTR",
+        "DDSTORE_OK",        "DDSTORE_EINVAL",       "DDSTORE_ETYPE",
+        "DDSTORE_EINDEX",    "DDSTORE_EKEY",         "DDSTORE_ENOMEM",
+        "DDSTORE_ESYS",      "DDSTORE_EPEER",        "DDSTORE_ECLOSED",
+        "DDSTORE_EFABRIC",   "DDSTORE_ETIMEDOUT",    "DDSTORE_EINTR",
         "DDSTORE_ECONFLICT", "DDSTORE_EUNSUPPORTED", "DDSTORE_EFORKED",
     };
     if (code > 0 || code <= -(int)DDSTORE__COUNT(names))

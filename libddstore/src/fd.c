@@ -1,5 +1,6 @@
-/* The library's own descriptors, so that a forked child can close exactly them. A set bit
- * in a fixed table needs no lock, which a child of a threaded process could find held. */
+/* The library's own descriptors, so that a forked child can close exactly them. A set
+ * bit in a fixed table needs no lock, which a child of a threaded process could find
+ * held. */
 #include "base.h"
 
 #include <unistd.h>

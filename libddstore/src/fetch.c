@@ -1,5 +1,6 @@
-/* Reading rows: what is mapped is copied at once, the rest is asked for first and received
- * while that goes on. The path of mapped rows takes no lock and writes no shared line. */
+/* Reading rows: what is mapped is copied at once, the rest is asked for first and
+ * received while that goes on. The path of mapped rows takes no lock and writes no
+ * shared line. */
 #include "plan.h"
 #include "store.h"
 
@@ -9,8 +10,8 @@
 
 /* -- profile -- */
 
-static void count(ddstore_var *var, uint64_t rows, uint64_t local, const ddstore__times *t,
-                  int64_t read_ns)
+static void count(ddstore_var *var, uint64_t rows, uint64_t local,
+                  const ddstore__times *t, int64_t read_ns)
 {
     ddstore__counters *c = &var->counters;
     uint64_t far = rows - local;
@@ -47,7 +48,8 @@ int ddstore_get_profile(ddstore_var *var, ddstore_profile *out)
 
 /* -- one rank's shard -- */
 
-/* Where the rows of the attachment are mapped, or NULL: they are read over the network. */
+/* Where the rows of the attachment are mapped, or NULL: they are read over the network.
+ */
 static const uint8_t *mapped(ddstore_var *var, ddstore__attachment *a)
 {
     const uint8_t *data = atomic_load_explicit(&a->data, memory_order_acquire);
@@ -78,7 +80,8 @@ static int far_read(ddstore__reader *reader, ddstore_var *var,
         rc = ddstore__rdma_read(reader, &var->access, requests, n, times, &failed, err);
     } else {
         int64_t begin = var->store->settings.profile ? ddstore__now_ns() : 0;
-        rc = ddstore__tcp_begin(reader, &var->access, requests, n, &streams, &failed, err);
+        rc = ddstore__tcp_begin(reader, &var->access, requests, n, &streams, &failed,
+                                err);
         if (!rc)
             rc = ddstore__tcp_finish(reader, &var->access, streams, n, &failed, err);
         if (begin)
@@ -96,17 +99,19 @@ static int check_range(const ddstore_var *var, int64_t start, int64_t rows, int 
     if (rows < 0 || start < 0 || start > total || rows > total - start)
         return ddstore__fail(err, DDSTORE_EINDEX,
                              "rows %lld to %lld of variable %s: it has rows 0 to %lld",
-                             (long long)start, (long long)(start + (rows ? rows - 1 : 0)),
-                             var->name, (long long)total - 1);
+                             (long long)start,
+                             (long long)(start + (rows ? rows - 1 : 0)), var->name,
+                             (long long)total - 1);
     if (!rows)
         return DDSTORE_OK;
     *rank = ddstore__layout_rank(&var->layout, start);
     if (rows > var->layout.start[*rank + 1] - start)
-        return ddstore__fail(err, DDSTORE_EINVAL,
-                             "rows %lld to %lld of variable %s cross the shard boundary at "
-                             "row %lld (rank %d): use get_batch or two gets",
-                             (long long)start, (long long)(start + rows - 1), var->name,
-                             (long long)var->layout.start[*rank + 1], *rank);
+        return ddstore__fail(
+            err, DDSTORE_EINVAL,
+            "rows %lld to %lld of variable %s cross the shard boundary at "
+            "row %lld (rank %d): use get_batch or two gets",
+            (long long)start, (long long)(start + rows - 1), var->name,
+            (long long)var->layout.start[*rank + 1], *rank);
     return DDSTORE_OK;
 }
 
@@ -138,7 +143,8 @@ static int get(ddstore__reader *reader, ddstore_var *var, int64_t start, int64_t
     return rc;
 }
 
-int ddstore_get(ddstore_var *var, int64_t start, int64_t rows, void *dst, ddstore_error *err)
+int ddstore_get(ddstore_var *var, int64_t start, int64_t rows, void *dst,
+                ddstore_error *err)
 {
     ddstore__reader *reader = ddstore__reader_enter(var->store);
     if (!reader)
@@ -164,14 +170,15 @@ static int check_rows(const ddstore_var *var, const int64_t *rows, size_t n,
     size_t i = 0;
     while ((uint64_t)rows[i] < total)
         i++;
-    return ddstore__fail(err, DDSTORE_EINDEX,
-                         "index %lld (at position %zu) is out of range: variable %s has %llu "
-                         "rows",
-                         (long long)rows[i], i, var->name, (unsigned long long)total);
+    return ddstore__fail(
+        err, DDSTORE_EINDEX,
+        "index %lld (at position %zu) is out of range: variable %s has %llu "
+        "rows",
+        (long long)rows[i], i, var->name, (unsigned long long)total);
 }
 
-/* The sources of a block of rows. Rows that are not mapped are appended to far, and their
- * source is NULL. */
+/* The sources of a block of rows. Rows that are not mapped are appended to far, and
+ * their source is NULL. */
 static int find_sources(ddstore_var *var, const int64_t *rows, size_t n, size_t place,
                         const uint8_t **source, ddstore__far_row *far, size_t *n_far,
                         ddstore_error *err)
@@ -181,18 +188,22 @@ static int find_sources(ddstore_var *var, const int64_t *rows, size_t n, size_t 
         ddstore__attachment *a = &var->part[rank];
         const uint8_t *data = mapped(var, a);
         source[i] = NULL;
+        if (!data && !far)
+            return ddstore__fail(err, DDSTORE_ECLOSED, "the store was freed");
         if (!data) {
             far[(*n_far)++] = (ddstore__far_row){rows[i], place + i};
             continue;
         }
         if (!ddstore__mapped_ok(a))
             return name_rank(rank, ddstore__mapped_error(a, err), err);
-        source[i] = data + (uint64_t)(rows[i] - var->layout.start[rank]) * var->row_bytes;
+        source[i] =
+            data + (uint64_t)(rows[i] - var->layout.start[rank]) * var->row_bytes;
     }
     return DDSTORE_OK;
 }
 
-static void copy_some(uint8_t *dst, const uint8_t *const *source, size_t n, size_t row_bytes)
+static void copy_some(uint8_t *dst, const uint8_t *const *source, size_t n,
+                      size_t row_bytes)
 {
     for (size_t i = 0; i < n; i++)
         if (source[i])
@@ -201,7 +212,8 @@ static void copy_some(uint8_t *dst, const uint8_t *const *source, size_t n, size
 
 /* Copies all rows that are mapped; the others are listed in far. */
 static int copy_mapped(ddstore_var *var, const int64_t *rows, size_t n, uint8_t *dst,
-                       bool copy, ddstore__far_row *far, size_t *n_far, ddstore_error *err)
+                       bool copy, ddstore__far_row *far, size_t *n_far,
+                       ddstore_error *err)
 {
     const uint8_t *source[BLOCK];
     *n_far = 0;
@@ -213,7 +225,8 @@ static int copy_mapped(ddstore_var *var, const int64_t *rows, size_t n, uint8_t 
         if (!copy)
             continue;
         if (*n_far == before)
-            ddstore__copy_rows(dst + at * var->row_bytes, source, block, var->row_bytes);
+            ddstore__copy_rows(dst + at * var->row_bytes, source, block,
+                               var->row_bytes);
         else
             copy_some(dst + at * var->row_bytes, source, block, var->row_bytes);
     }
@@ -229,9 +242,10 @@ static bool may_be_far(const ddstore_var *var)
 }
 
 /* Asks for the far rows, copies the mapped ones, and takes the answers. */
-static int read_plan(ddstore__reader *reader, ddstore_var *var, const ddstore__plan *plan,
-                     const int64_t *rows, size_t n, uint8_t *dst, ddstore__far_row *far,
-                     bool any_mapped, ddstore__times *times, ddstore_error *err)
+static int read_plan(ddstore__reader *reader, ddstore_var *var,
+                     const ddstore__plan *plan, const int64_t *rows, size_t n,
+                     uint8_t *dst, ddstore__far_row *far, bool any_mapped,
+                     ddstore__times *times, ddstore_error *err)
 {
     size_t failed = 0, again;
     ddstore__stream *streams = NULL;
@@ -239,10 +253,12 @@ static int read_plan(ddstore__reader *reader, ddstore_var *var, const ddstore__p
     int rc;
     if (var->access.ofi) {
         rc = far_read(reader, var, plan->requests, plan->n_requests, times, err);
-        return rc || !any_mapped ? rc : copy_mapped(var, rows, n, dst, true, far, &again, err);
+        return rc || !any_mapped
+                   ? rc
+                   : copy_mapped(var, rows, n, dst, true, far, &again, err);
     }
-    rc = ddstore__tcp_begin(reader, &var->access, plan->requests, plan->n_requests, &streams,
-                            &failed, err);
+    rc = ddstore__tcp_begin(reader, &var->access, plan->requests, plan->n_requests,
+                            &streams, &failed, err);
     if (rc)
         return name_rank(plan->requests[failed].rank, rc, err);
     int local = any_mapped ? copy_mapped(var, rows, n, dst, true, far, &again, err) : 0;
@@ -263,14 +279,16 @@ static int get_far_batch(ddstore__reader *reader, ddstore_var *var, const int64_
     ddstore__far_row *far =
         ddstore__reader_scratch(reader, DDSTORE__SCRATCH_ENTRIES, n * sizeof(*far));
     if (!far)
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows", n);
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows",
+                             n);
     int rc = copy_mapped(var, rows, n, dst, false, far, n_far, err);
     if (rc)
         return rc;
     if (!*n_far)
         return copy_mapped(var, rows, n, dst, true, far, n_far, err);
     if (ddstore__plan_make(reader, var, far, *n_far, dst, &plan))
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows", n);
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows",
+                             n);
     rc = read_plan(reader, var, &plan, rows, n, dst, far, *n_far < n, times, err);
     for (size_t i = 0; !rc && i < plan.n_repeats; i++)
         memcpy(dst + plan.repeats[i].to * var->row_bytes,
@@ -278,8 +296,8 @@ static int get_far_batch(ddstore__reader *reader, ddstore_var *var, const int64_
     return rc;
 }
 
-static int get_batch(ddstore__reader *reader, ddstore_var *var, const int64_t *rows, size_t n,
-                     uint8_t *dst, ddstore_error *err)
+static int get_batch(ddstore__reader *reader, ddstore_var *var, const int64_t *rows,
+                     size_t n, uint8_t *dst, ddstore_error *err)
 {
     int rc = check_rows(var, rows, n, err);
     if (rc || !n || !var->row_bytes)
@@ -311,16 +329,20 @@ int ddstore_get_batch(ddstore_var *var, const int64_t *rows, size_t n, void *dst
 
 /* -- destinations that are used again -- */
 
-int ddstore_register_recv(ddstore *store, void *data, uint64_t bytes, ddstore_error *err)
+int ddstore_register_recv(ddstore *store, void *data, uint64_t bytes,
+                          ddstore_error *err)
 {
     int rc = ddstore__store_usable(store, err);
-    return rc ? rc : ddstore__registry_add(&store->registry, store->access.ofi, data,
-                                          bytes, err);
+    return rc ? rc
+              : ddstore__registry_add(&store->registry, store->access.ofi, data, bytes,
+                                      err);
 }
 
-int ddstore_unregister_recv(ddstore *store, void *data, uint64_t bytes, ddstore_error *err)
+int ddstore_unregister_recv(ddstore *store, void *data, uint64_t bytes,
+                            ddstore_error *err)
 {
     int rc = ddstore__store_usable(store, err);
-    return rc ? rc : ddstore__registry_remove(&store->registry, store->access.ofi, data,
-                                             bytes, err);
+    return rc ? rc
+              : ddstore__registry_remove(&store->registry, store->access.ofi, data,
+                                         bytes, err);
 }

@@ -30,7 +30,7 @@ uint64_t ddstore__random_u64(void)
 
 uint64_t ddstore__hash64(const void *data, size_t bytes)
 {
-    return XXH64(data, bytes, 0);
+    return XXH64(data ? data : "", bytes, 0);
 }
 
 void ddstore__hash128(const void *data, size_t bytes, uint8_t out[16])

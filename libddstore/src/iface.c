@@ -54,7 +54,8 @@ static void default_route(char out[IF_NAMESIZE])
     *out = '\0';
     FILE *f = fopen("/proc/net/route", "re");
     while (f && !*out && fgets(line, sizeof(line), f))
-        if (sscanf(line, "%63s %x %*x %*x %*d %*d %*d %x", name, &destination, &mask) == 3 &&
+        if (sscanf(line, "%63s %x %*x %*x %*d %*d %*d %x", name, &destination, &mask) ==
+                3 &&
             destination == 0 && mask == 0)
             snprintf(out, IF_NAMESIZE, "%.*s", IF_NAMESIZE - 1, name);
     if (f)
@@ -62,8 +63,10 @@ static void default_route(char out[IF_NAMESIZE])
     char dest[40], bits[8];
     f = *out ? NULL : fopen("/proc/net/ipv6_route", "re");
     while (f && !*out && fgets(line, sizeof(line), f))
-        if (sscanf(line, "%32s %2s %*s %*s %*s %*s %*s %*s %*s %63s", dest, bits, name) == 3 &&
-            strspn(dest, "0") == 32 && strcmp(bits, "00") == 0 && strcmp(name, "lo") != 0)
+        if (sscanf(line, "%32s %2s %*s %*s %*s %*s %*s %*s %*s %63s", dest, bits,
+                   name) == 3 &&
+            strspn(dest, "0") == 32 && strcmp(bits, "00") == 0 &&
+            strcmp(name, "lo") != 0)
             snprintf(out, IF_NAMESIZE, "%.*s", IF_NAMESIZE - 1, name);
     if (f)
         fclose(f);
@@ -93,8 +96,8 @@ static bool link_local(const ddstore__address *a)
                           : a->ip[0] == 169 && a->ip[1] == 254;
 }
 
-static void judge(struct candidate *c, const struct ifaddrs *i, const char *wanted, bool hsn,
-                  const char *routed)
+static void judge(struct candidate *c, const struct ifaddrs *i, const char *wanted,
+                  bool hsn, const char *routed)
 {
     c->tier = DROPPED;
     if (!(i->ifa_flags & IFF_UP) || !(i->ifa_flags & IFF_RUNNING))
@@ -149,7 +152,8 @@ static int collect(const ddstore__settings *s, struct list *list, ddstore_error 
     return DDSTORE_OK;
 }
 
-/* Real interfaces are taken together; virtual ones and loopback only where they lead. */
+/* Real interfaces are taken together; virtual ones and loopback only where they lead.
+ */
 static bool is_taken(const struct list *list, size_t i)
 {
     enum tier first = list->at[0].tier;
@@ -178,9 +182,9 @@ int ddstore__iface_choose(const ddstore__settings *s, ddstore__address *out, siz
         used += (size_t)snprintf(seen + used, sizeof(seen) - used, "%s%s %s (%s)",
                                  used ? ", " : "", list.at[i].name, list.at[i].text,
                                  list.at[i].why);
-    return ddstore__fail(err, DDSTORE_EFABRIC,
-                         "no network interface can be used%s%s: %s", *s->iface ? " as " : "",
-                         s->iface, used ? seen : "none has an address");
+    return ddstore__fail(
+        err, DDSTORE_EFABRIC, "no network interface can be used%s%s: %s",
+        *s->iface ? " as " : "", s->iface, used ? seen : "none has an address");
 }
 
 bool ddstore__iface_is_near(const ddstore__address *a)
@@ -211,8 +215,8 @@ void ddstore__iface_probe(const ddstore__settings *s, ddstore__buffer *text)
         return;
     for (size_t i = 0; i < list.n; i++) {
         const struct candidate *c = &list.at[i];
-        int used = snprintf(line, sizeof(line), "interface\t%s %s: %s, %s\n", c->name, c->text,
-                            is_taken(&list, i) ? "taken" : "dropped", c->why);
+        int used = snprintf(line, sizeof(line), "interface\t%s %s: %s, %s\n", c->name,
+                            c->text, is_taken(&list, i) ? "taken" : "dropped", c->why);
         ddstore__add_bytes(text, line, (size_t)used);
     }
 }

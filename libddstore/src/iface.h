@@ -5,11 +5,11 @@
 #include "settings.h"
 #include "wire.h"
 
-/* The addresses to listen on, best first, without ports: those of FABRIC_IFACE where it is
- * set, of high-speed interfaces for DDSTORE_FABRIC=hsn, else of the default route's, then
- * of other real interfaces; of docker*, virbr*, br-* and veth* only where nothing else is
- * up; loopback where nothing is. name (IF_NAMESIZE) tells the first one's interface.
- * DDSTORE_EFABRIC lists every candidate and why it was dropped. */
+/* The addresses to listen on, best first, without ports: those of FABRIC_IFACE where it
+ * is set, of high-speed interfaces for DDSTORE_FABRIC=hsn, else of the default route's,
+ * then of other real interfaces; of docker*, virbr*, br-* and veth* only where nothing
+ * else is up; loopback where nothing is. name (IF_NAMESIZE) tells the first one's
+ * interface. DDSTORE_EFABRIC lists every candidate and why it was dropped. */
 int ddstore__iface_choose(const ddstore__settings *s, ddstore__address *out, size_t max,
                           size_t *n, char *name, ddstore_error *err);
 

@@ -6,11 +6,12 @@
 
 typedef struct ddstore__layout {
     int ranks;
-    int64_t *start;       /* ranks + 1: first global row of each, then the total */
-    uint64_t reciprocal;  /* of the common number of rows, * 2^64; 0: they differ */
+    int64_t *start;      /* ranks + 1: first global row of each, then the total */
+    uint64_t reciprocal; /* of the common number of rows, * 2^64; 0: they differ */
 } ddstore__layout;
 
-/* Takes the rows of each rank. DDSTORE_ENOMEM; DDSTORE_EINVAL: negative, or too many. */
+/* Takes the rows of each rank. DDSTORE_ENOMEM; DDSTORE_EINVAL: negative, or too many.
+ */
 int ddstore__layout_open(const int64_t *rows, int ranks, ddstore__layout *out);
 void ddstore__layout_close(ddstore__layout *layout);
 

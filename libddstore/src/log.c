@@ -1,4 +1,5 @@
-/* The log: lines go to the host's function; the progress thread's wait in a bounded queue. */
+/* The log: lines go to the host's function; the progress thread's wait in a bounded
+ * queue. */
 #include "base.h"
 
 #include <errno.h>
@@ -8,7 +9,7 @@
 #include <stdio.h>
 #include <time.h>
 
-#define LINE 512
+#define LINE  512
 #define SLOTS 64u
 
 /* A slot is free (0), being written (1) or full (2). */
@@ -82,7 +83,8 @@ static int drain(void)
     }
     unsigned lost = atomic_exchange(&dropped, 0);
     if (lost) {
-        snprintf(text, sizeof(text), "%u log lines were dropped: too many at once", lost);
+        snprintf(text, sizeof(text), "%u log lines were dropped: too many at once",
+                 lost);
         pass_on(DDSTORE_LOG_WARN, text);
     }
     return n;

@@ -1,5 +1,5 @@
-/* How much memory may still be committed: a memfd has no limit of its own, and the kernel
- * answers an excess by killing, so the figures are checked before. */
+/* How much memory may still be committed: a memfd has no limit of its own, and the
+ * kernel answers an excess by killing, so the figures are checked before. */
 #include "memory.h"
 
 #include <fcntl.h>
@@ -40,7 +40,8 @@ static bool find_number(const char *text, const char *key, uint64_t *out)
     return false;
 }
 
-static void bound_by(ddstore__memory *m, uint64_t limit, uint64_t used, const char *name)
+static void bound_by(ddstore__memory *m, uint64_t limit, uint64_t used,
+                     const char *name)
 {
     uint64_t keep = limit / RESERVE;
     uint64_t rest = limit > used ? limit - used : 0;
@@ -57,7 +58,8 @@ static void bound_by_group(ddstore__memory *m, const char *dir, bool v2)
 {
     char path[700], text[8192];
     uint64_t limit, used, cache = 0;
-    snprintf(path, sizeof(path), "%s/%s", dir, v2 ? "memory.max" : "memory.limit_in_bytes");
+    snprintf(path, sizeof(path), "%s/%s", dir,
+             v2 ? "memory.max" : "memory.limit_in_bytes");
     if (!read_text(path, text, sizeof(text)) || *text < '0' || *text > '9')
         return; /* "max": no limit */
     limit = strtoull(text, NULL, 10);
@@ -91,7 +93,8 @@ static void read_groups(ddstore__memory *m)
     char text[4096], *save = NULL;
     if (!read_text("/proc/self/cgroup", text, sizeof(text)))
         return;
-    for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+    for (char *line = strtok_r(text, "\n", &save); line;
+         line = strtok_r(NULL, "\n", &save)) {
         char *names = strchr(line, ':');
         char *group = names ? strchr(names + 1, ':') : NULL;
         if (!group)
@@ -110,9 +113,11 @@ void ddstore__memory_read(ddstore__memory *out)
 {
     char text[4096];
     uint64_t total = 0, available = 0;
-    *out = (ddstore__memory){.free = UINT64_MAX, .limit = UINT64_MAX, .bound = "nothing"};
+    *out =
+        (ddstore__memory){.free = UINT64_MAX, .limit = UINT64_MAX, .bound = "nothing"};
     if (read_text("/proc/meminfo", text, sizeof(text)) &&
-        find_number(text, "MemTotal", &total) && find_number(text, "MemAvailable", &available))
+        find_number(text, "MemTotal", &total) &&
+        find_number(text, "MemAvailable", &available))
         bound_by(out, total * 1024, (total - available) * 1024, "this machine");
     read_groups(out);
 }
@@ -123,10 +128,11 @@ int ddstore__memory_check(uint64_t need, const char *what, ddstore_error *err)
     ddstore__memory_read(&m);
     if (need <= m.free)
         return DDSTORE_OK;
-    return ddstore__fail(err, DDSTORE_ENOMEM,
-                         "%s needs %.1f MiB of memory and %.1f MiB are free (limit %.1f MiB "
-                         "of %s, 5 %% kept in reserve): use more nodes, fewer processes a "
-                         "node or smaller data",
-                         what, (double)need / 1048576, (double)m.free / 1048576,
-                         (double)m.limit / 1048576, m.bound);
+    return ddstore__fail(
+        err, DDSTORE_ENOMEM,
+        "%s needs %.1f MiB of memory and %.1f MiB are free (limit %.1f MiB "
+        "of %s, 5 %% kept in reserve): use more nodes, fewer processes a "
+        "node or smaller data",
+        what, (double)need / 1048576, (double)m.free / 1048576,
+        (double)m.limit / 1048576, m.bound);
 }

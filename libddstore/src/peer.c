@@ -42,7 +42,7 @@ int ddstore__peer_map(const ddstore__peer *peer, uint32_t fd, uint64_t bytes,
     }
     void *at = MAP_FAILED;
     if (fstat(own, &st) == 0 && (uint64_t)st.st_size >= bytes)
-        at = mmap(NULL, bytes, PROT_READ, MAP_SHARED, own, 0);
+        at = ddstore__segment_map(own, bytes, PROT_READ);
     close(own);
     if (at == MAP_FAILED) {
         snprintf(why, why_bytes, "its memory can't be mapped");
@@ -93,7 +93,8 @@ static void try_beacon(ddstore__peer *peer)
                           sizeof(peer->why)) != 0)
         return;
     munmap(map, DDSTORE__HEAD_BYTES);
-    snprintf(peer->why, sizeof(peer->why), "it is on this host and its memory was mapped");
+    snprintf(peer->why, sizeof(peer->why),
+             "it is on this host and its memory was mapped");
     peer->mappable = true;
 }
 
@@ -120,7 +121,8 @@ static ddstore__peer *make(const ddstore__contact *contact, const uint8_t self[1
     return peer;
 }
 
-ddstore__peer *ddstore__peer_get(const ddstore__contact *contact, const uint8_t self[16])
+ddstore__peer *ddstore__peer_get(const ddstore__contact *contact,
+                                 const uint8_t self[16])
 {
     pthread_mutex_lock(&lock);
     ddstore__peer *peer = peers;
@@ -185,12 +187,12 @@ void ddstore__peer_died(uint64_t tag)
     pthread_mutex_unlock(&lock);
 }
 
-int ddstore__peer_lost_error(ddstore__peer *peer, ddstore_error *err)
+void ddstore__peer_tell_lost(ddstore__peer *peer, ddstore_error *err)
 {
     const char *why = atomic_load(&peer->lost_why);
-    return ddstore__fail(err, DDSTORE_EPEER, "process %u on host %s is lost: %s",
-                         peer->contact.process.pid, peer->contact.process.host,
-                         why ? why : "it does not answer");
+    ddstore__fill(err, DDSTORE_EPEER, "process %u on host %s is lost: %s",
+                  peer->contact.process.pid, peer->contact.process.host,
+                  why ? why : "it does not answer");
 }
 
 void ddstore__peer_child(void)

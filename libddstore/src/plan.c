@@ -20,8 +20,9 @@ static void sort(ddstore__far_row *rows, size_t n)
         }
 }
 
-int ddstore__plan_make(ddstore__reader *reader, ddstore_var *var, ddstore__far_row *rows,
-                       size_t n, uint8_t *dst, ddstore__plan *out)
+int ddstore__plan_make(ddstore__reader *reader, ddstore_var *var,
+                       ddstore__far_row *rows, size_t n, uint8_t *dst,
+                       ddstore__plan *out)
 {
     const ddstore__layout *layout = &var->layout;
     size_t ranks = n < (size_t)var->ranks ? n : (size_t)var->ranks;
@@ -54,7 +55,8 @@ int ddstore__plan_make(ddstore__reader *reader, ddstore_var *var, ddstore__far_r
         if (!q || row >= end) {
             int rank = ddstore__layout_rank(layout, row);
             q = &out->requests[out->n_requests++];
-            *q = (ddstore__request){.from = &var->part[rank], .pieces = pieces, .rank = rank};
+            *q = (ddstore__request){
+                .from = &var->part[rank], .pieces = pieces, .rank = rank};
             first = layout->start[rank];
             end = layout->start[rank + 1];
             p = NULL;

@@ -22,9 +22,10 @@ typedef struct ddstore__plan {
     size_t n_repeats;
 } ddstore__plan;
 
-/* Groups n far rows (which it sorts) by rank, merges neighbours and finds repeats. The plan
- * lies in the reader's scratch memory. DDSTORE_ENOMEM. */
-int ddstore__plan_make(ddstore__reader *reader, ddstore_var *var, ddstore__far_row *rows,
-                       size_t n, uint8_t *dst, ddstore__plan *out);
+/* Groups n far rows (which it sorts) by rank, merges neighbours and finds repeats. The
+ * plan lies in the reader's scratch memory. DDSTORE_ENOMEM. */
+int ddstore__plan_make(ddstore__reader *reader, ddstore_var *var,
+                       ddstore__far_row *rows, size_t n, uint8_t *dst,
+                       ddstore__plan *out);
 
 #endif

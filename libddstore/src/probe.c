@@ -24,7 +24,8 @@ static void line(ddstore__buffer *text, const char *key, const char *format, ...
     va_end(args);
     ddstore__add_bytes(text, key, strlen(key));
     ddstore__add_bytes(text, "\t", 1);
-    ddstore__add_bytes(text, out, used < (int)sizeof(out) ? (size_t)used : sizeof(out) - 1);
+    ddstore__add_bytes(text, out,
+                       used < (int)sizeof(out) ? (size_t)used : sizeof(out) - 1);
     ddstore__add_bytes(text, "\n", 1);
 }
 

@@ -1,4 +1,5 @@
-/* Identity of processes: whether one on this host still lives, told by pid and start time. */
+/* Identity of processes: whether one on this host still lives, told by pid and start
+ * time. */
 #include "base.h"
 
 #include <errno.h>
@@ -26,8 +27,8 @@ static size_t read_small(const char *path, char *out, size_t bytes)
     return got > 0 ? (size_t)got : 0;
 }
 
-/* Field 22 of /proc/PID/stat, counted after the command's closing parenthesis. 0: gone, or
- * a zombie, whose memory and sockets are gone too. */
+/* Field 22 of /proc/PID/stat, counted after the command's closing parenthesis. 0: gone,
+ * or a zombie, whose memory and sockets are gone too. */
 static uint64_t start_time(uint32_t pid)
 {
     char path[64], text[1024];

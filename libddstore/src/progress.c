@@ -14,7 +14,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* The low bits of an event's word say what it is; a connection's address has them zero. */
+/* The low bits of an event's word say what it is; a connection's address has them zero.
+ */
 enum { TAG_CONN = 0, TAG_LISTENER = 1, TAG_WAKE = 2, TAG_PIDFD = 3, TAG_MASK = 3 };
 
 static struct {
@@ -25,9 +26,10 @@ static struct {
     size_t n_listeners;
     ddstore__server *server;
     atomic_int stop;
-    pthread_mutex_t lock; /* asked, told */
+    pthread_mutex_t lock; /* told */
     pthread_cond_t done;
-    uint64_t asked, told; /* rounds of tell_closing */
+    atomic_ullong asked; /* rounds of telling the channels of closing runs */
+    uint64_t told;       /* written under lock */
 } p = {.epoll = -1,
        .wake = -1,
        .lock = PTHREAD_MUTEX_INITIALIZER,
@@ -38,13 +40,13 @@ static void wake(void)
     (void)!write(p.wake, &(uint64_t){1}, sizeof(uint64_t));
 }
 
-static void woken(void)
+/* Tells the channels of closing runs. Only between batches of events: it drops
+ * connections, of which events may still be under way. */
+static void tell_closing(void)
 {
-    uint64_t n;
-    (void)!read(p.wake, &n, sizeof(n));
-    pthread_mutex_lock(&p.lock);
-    uint64_t asked = p.asked;
-    pthread_mutex_unlock(&p.lock);
+    uint64_t asked = atomic_load(&p.asked);
+    if (asked == p.told) /* written by this thread alone */
+        return;
     ddstore__server_tell_closing(p.server);
     pthread_mutex_lock(&p.lock);
     p.told = asked;
@@ -63,7 +65,7 @@ static void handle(const struct epoll_event *event)
         ddstore__server_accept(p.server, p.listeners[word >> 2]);
         break;
     case TAG_WAKE:
-        woken();
+        (void)!read(p.wake, &(uint64_t){0}, sizeof(uint64_t));
         break;
     default:
         ddstore__peer_died(word >> 2);
@@ -79,6 +81,7 @@ static void *loop(void *unused)
         int n = epoll_wait(p.epoll, events, DDSTORE__COUNT(events), timeout);
         for (int i = 0; i < n; i++)
             handle(&events[i]);
+        tell_closing();
         timeout = ddstore__server_sweep(p.server);
     }
     return NULL;
@@ -151,10 +154,12 @@ static int listen_all(ddstore__address *addresses, size_t n, ddstore_error *err)
         }
         p.listeners[p.n_listeners] = fd;
         if (watch(fd, p.n_listeners++ << 2 | TAG_LISTENER) != 0)
-            return ddstore__fail_errno(err, errno, "a listening socket can't be watched");
+            return ddstore__fail_errno(err, errno,
+                                       "a listening socket can't be watched");
     }
     if (!p.n_listeners)
-        return ddstore__fail_errno(err, failed, "no address of this host can be listened on");
+        return ddstore__fail_errno(err, failed,
+                                   "no address of this host can be listened on");
     return DDSTORE_OK;
 }
 
@@ -172,8 +177,8 @@ static int start_thread(ddstore_error *err)
     return DDSTORE_OK;
 }
 
-int ddstore__progress_start(const uint8_t uid[16], ddstore__address *addresses, size_t n,
-                            double stall_s, ddstore_error *err)
+int ddstore__progress_start(const uint8_t uid[16], ddstore__address *addresses,
+                            size_t n, double stall_s, ddstore_error *err)
 {
     atomic_store(&p.stop, 0);
     p.n_listeners = 0;
@@ -181,7 +186,8 @@ int ddstore__progress_start(const uint8_t uid[16], ddstore__address *addresses, 
     p.wake = ddstore__fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     int rc = DDSTORE_OK;
     if (p.epoll < 0 || p.wake < 0 || watch(p.wake, TAG_WAKE) != 0)
-        rc = ddstore__fail_errno(err, errno, "the progress thread's events can't be made");
+        rc = ddstore__fail_errno(err, errno,
+                                 "the progress thread's events can't be made");
     if (!rc && !(p.server = ddstore__server_open(p.epoll, uid, stall_s)))
         rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the progress thread");
     if (!rc)
@@ -221,7 +227,7 @@ void ddstore__progress_tell_closing(void)
     until.tv_sec += until.tv_nsec / DDSTORE__S;
     until.tv_nsec %= DDSTORE__S;
     pthread_mutex_lock(&p.lock);
-    uint64_t mine = ++p.asked;
+    uint64_t mine = atomic_fetch_add(&p.asked, 1) + 1;
     wake();
     while (p.told < mine && pthread_cond_timedwait(&p.done, &p.lock, &until) == 0)
         ;

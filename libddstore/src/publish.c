@@ -4,9 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define GREET_NS   (5 * DDSTORE__S)  /* for a run that may be gone */
+#define GREET_NS   (5 * DDSTORE__S) /* for a run that may be gone */
 #define LOG_NS     (10 * DDSTORE__S)
 #define BACKOFF_NS (250 * DDSTORE__MS)
+#define CLAIMS_NS  DDSTORE__S /* between two times of asking the holders of claims */
+#define KEPT       4          /* peers that a search goes on to ask */
 
 /* -- publishing -- */
 
@@ -18,8 +20,8 @@ static void file_name(const char *name, char out[300])
 }
 
 /* Reads and parses a record file. DDSTORE_EKEY: there is none. */
-static int read_record(ddstore__dir *dir, const char *file, ddstore__variable_record *out,
-                       ddstore_error *err)
+static int read_record(ddstore__dir *dir, const char *file,
+                       ddstore__variable_record *out, ddstore_error *err)
 {
     void *data;
     size_t bytes;
@@ -41,7 +43,7 @@ static int greet(const ddstore *store, const ddstore__variable_record *record,
                  const atomic_int *closed, ddstore_error *err)
 {
     ddstore__ticket ticket = store->access.ticket;
-    ddstore__patience patience = {GREET_NS, closed};
+    ddstore__patience patience = {GREET_NS, closed, .probe = true};
     if (store->access.patience.timeout_ns < GREET_NS)
         patience.timeout_ns = store->access.patience.timeout_ns;
     memcpy(ticket.run, record->run, 16);
@@ -50,14 +52,15 @@ static int greet(const ddstore *store, const ddstore__variable_record *record,
         ddstore__peer_get(&record->rank[0].contact, store->engine->self.uid);
     if (!peer)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a peer");
-    int rc = ddstore__channel_ask(peer, &ticket, &patience, DDSTORE__PING, NULL, NULL, NULL,
-                                  err);
+    int rc = ddstore__channel_ask(peer, &ticket, &patience, DDSTORE__PING, NULL, NULL,
+                                  NULL, err);
     ddstore__peer_put(peer);
     return rc;
 }
 
 /* A living group's record of another namespace must not be replaced. */
-static int check_free(ddstore *store, const char *file, const char *name, ddstore_error *err)
+static int check_free(ddstore *store, const char *file, const char *name,
+                      ddstore_error *err)
 {
     ddstore__variable_record old;
     int rc = read_record(store->dir, file, &old, err);
@@ -67,13 +70,13 @@ static int check_free(ddstore *store, const char *file, const char *name, ddstor
         return rc;
     if (!ddstore__same16(old.run, store->access.ticket.run) &&
         greet(store, &old, &store->closed, NULL) == DDSTORE_OK)
-        rc = ddstore__fail(err, DDSTORE_ECONFLICT,
-                           "variable %s is published in %s already, by process %u on host %s "
-                           "(namespace %s): give each store a directory of its own or other "
-                           "names",
-                           name, ddstore__dir_path(store->dir),
-                           old.rank[0].contact.process.pid, old.rank[0].contact.process.host,
-                           old.ns);
+        rc = ddstore__fail(
+            err, DDSTORE_ECONFLICT,
+            "variable %s is published in %s already, by process %u on host %s "
+            "(namespace %s): give each store a directory of its own or other "
+            "names",
+            name, ddstore__dir_path(store->dir), old.rank[0].contact.process.pid,
+            old.rank[0].contact.process.host, old.ns);
     ddstore__record_free(&old);
     return rc;
 }
@@ -123,26 +126,47 @@ struct search {
     char file[300];
     char seen[1024]; /* what was found instead, for the log and the error */
     ddstore__wait wait;
+    int64_t claims_ns;         /* when claims are asked next */
+    ddstore__peer *kept[KEPT]; /* so that their channels last to the next look */
+    unsigned n_kept;
 };
+
+/* Takes over the caller's reference. */
+static void keep(struct search *s, ddstore__peer *peer)
+{
+    ddstore__peer **slot = &s->kept[s->n_kept++ % KEPT];
+    ddstore__peer_put(*slot);
+    *slot = peer;
+}
+
+static void keep_none(struct search *s)
+{
+    for (unsigned i = 0; i < KEPT; i++)
+        ddstore__peer_put(s->kept[i]);
+}
 
 static int check_record(struct search *s, const ddstore__variable_record *r,
                         ddstore_error *err)
 {
     if (strcmp(r->name, s->name) != 0) {
-        snprintf(s->seen, sizeof(s->seen), "%s holds variable %.200s", s->file, r->name);
+        snprintf(s->seen, sizeof(s->seen), "%s holds variable %.200s", s->file,
+                 r->name);
         return DDSTORE_EKEY;
     }
     if (s->store->n_core && s->store->n_core != r->ranks)
-        return ddstore__fail(err, DDSTORE_EINVAL,
-                             "n_core is %d, and the core group of variable %s has %d ranks",
-                             s->store->n_core, s->name, r->ranks);
+        return ddstore__fail(
+            err, DDSTORE_EINVAL,
+            "n_core is %d, and the core group of variable %s has %d ranks",
+            s->store->n_core, s->name, r->ranks);
     ddstore_error why;
+    keep(s, ddstore__peer_get(&r->rank[0].contact, s->store->engine->self.uid));
     int rc = greet(s->store, r, s->wait.closed, &why);
-    if (rc == DDSTORE_EINTR || (rc == DDSTORE_ECLOSED && atomic_load(&s->store->closed)))
+    if (rc == DDSTORE_EINTR ||
+        (rc == DDSTORE_ECLOSED && atomic_load(&s->store->closed)))
         return ddstore__fail(err, rc, "%s", why.message);
     if (rc) {
-        snprintf(s->seen, sizeof(s->seen), "%s is of a run that doesn't answer (%.300s)",
-                 s->file, why.message);
+        snprintf(s->seen, sizeof(s->seen),
+                 "%s is of a run that doesn't answer (%.300s)", s->file, why.message);
         return DDSTORE_EKEY;
     }
     return DDSTORE_OK;
@@ -155,7 +179,7 @@ static int ask_claim(struct search *s, const ddstore__claim *claim,
     const uint8_t *p = claim->contact;
     ddstore__contact contact;
     ddstore__ticket ticket = s->store->access.ticket;
-    ddstore__patience patience = {GREET_NS, s->wait.closed};
+    ddstore__patience patience = {GREET_NS, s->wait.closed, .probe = true};
     uint8_t *data;
     size_t bytes;
     if (claim->contact_bytes != DDSTORE__CLAIM_CONTACT ||
@@ -167,9 +191,9 @@ static int ask_claim(struct search *s, const ddstore__claim *claim,
     if (!peer)
         return DDSTORE_ENOMEM;
     ddstore_error why;
-    int rc = ddstore__channel_ask(peer, &ticket, &patience, DDSTORE__RECORD, s->name, &data,
-                                  &bytes, &why);
-    ddstore__peer_put(peer);
+    int rc = ddstore__channel_ask(peer, &ticket, &patience, DDSTORE__RECORD, s->name,
+                                  &data, &bytes, &why);
+    keep(s, peer);
     if (rc) {
         snprintf(s->seen, sizeof(s->seen), "group %s of process %u on host %s: %.300s",
                  claim->ns, claim->holder.pid, claim->holder.host, why.message);
@@ -182,7 +206,8 @@ static int ask_claim(struct search *s, const ddstore__claim *claim,
     return rc;
 }
 
-static int ask_claims(struct search *s, ddstore__variable_record *out, ddstore_error *err)
+static int ask_claims(struct search *s, ddstore__variable_record *out,
+                      ddstore_error *err)
 {
     ddstore__claim *claims;
     size_t n;
@@ -222,11 +247,28 @@ static int look(struct search *s, ddstore__variable_record *out, ddstore_error *
     } else {
         snprintf(s->seen, sizeof(s->seen), "%.400s", why.message);
     }
+    if (ddstore__now_ns() < s->claims_ns)
+        return DDSTORE_EKEY;
+    s->claims_ns = ddstore__now_ns() + CLAIMS_NS;
     rc = ask_claims(s, out, err);
     return rc ? rc : check_record(s, out, err);
 }
 
-static int search_record(struct search *s, ddstore__variable_record *out, ddstore_error *err)
+/* 0, or why the wait ended. */
+static int rest(const struct search *s, int64_t ns, ddstore_error *err)
+{
+    int64_t until = ddstore__now_ns() + ns;
+    for (;;) {
+        int rc = ddstore__wait_check(&s->wait, err);
+        int64_t left = until - ddstore__now_ns();
+        if (rc || left <= 0)
+            return rc;
+        ddstore__sleep_ns(left < 100 * DDSTORE__MS ? left : 100 * DDSTORE__MS);
+    }
+}
+
+static int search_record(struct search *s, ddstore__variable_record *out,
+                         ddstore_error *err)
 {
     int64_t pause = DDSTORE__MS, next_log = ddstore__now_ns() + LOG_NS;
     for (;;) {
@@ -234,22 +276,21 @@ static int search_record(struct search *s, ddstore__variable_record *out, ddstor
         if (rc != DDSTORE_EKEY)
             return rc;
         ddstore__record_free(out);
-        rc = ddstore__wait_check(&s->wait, err);
+        rc = rest(s, pause, err);
         if (rc == DDSTORE_ETIMEDOUT)
-            return ddstore__fail(err, rc,
-                                 "no living core group published variable %s in %s within "
-                                 "%g s (DDSTORE_HANDSHAKE_TIMEOUT_S): %s",
-                                 s->name, s->store->extra_dir,
-                                 s->store->settings.handshake_timeout_s, s->seen);
+            return ddstore__fail(
+                err, rc,
+                "no living core group published variable %s in %s within "
+                "%g s (DDSTORE_HANDSHAKE_TIMEOUT_S): %s",
+                s->name, s->store->extra_dir, s->store->settings.handshake_timeout_s,
+                s->seen);
         if (rc)
             return rc;
         if (ddstore__now_ns() >= next_log) {
             next_log += LOG_NS;
-            ddstore__log(DDSTORE_LOG_WARN, "join of variable %s waits in %s: %s", s->name,
-                         s->store->extra_dir, s->seen);
+            ddstore__log(DDSTORE_LOG_WARN, "join of variable %s waits in %s: %s",
+                         s->name, s->store->extra_dir, s->seen);
         }
-        int64_t slice = pause < 100 * DDSTORE__MS ? pause : 100 * DDSTORE__MS;
-        ddstore__sleep_ns(slice);
         pause = pause * 2 < BACKOFF_NS ? pause * 2 : BACKOFF_NS;
     }
 }
@@ -257,7 +298,8 @@ static int search_record(struct search *s, ddstore__variable_record *out, ddstor
 /* Whether a variable joined before is of the same run and segments. */
 static bool is_same(const ddstore_var *var, const ddstore__variable_record *r)
 {
-    if (!var || var->ranks != r->ranks || !ddstore__same16(var->access.ticket.run, r->run))
+    if (!var || var->ranks != r->ranks ||
+        !ddstore__same16(var->access.ticket.run, r->run))
         return false;
     for (int i = 0; i < r->ranks; i++)
         if (var->part[i].at.id != r->rank[i].at.id)
@@ -265,7 +307,8 @@ static bool is_same(const ddstore_var *var, const ddstore__variable_record *r)
     return true;
 }
 
-static int take_peers(ddstore *store, const ddstore__variable_record *r, ddstore_error *err)
+static int take_peers(ddstore *store, const ddstore__variable_record *r,
+                      ddstore_error *err)
 {
     ddstore__peer **peer = calloc((size_t)r->ranks, sizeof(*peer));
     if (!peer)
@@ -287,7 +330,8 @@ static int take_peers(ddstore *store, const ddstore__variable_record *r, ddstore
 static int check_provider(const ddstore *store, const ddstore__variable_record *r,
                           ddstore_error *err)
 {
-    const char *mine = store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "";
+    const char *mine =
+        store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "";
     const char *theirs = r->rank[0].contact.provider;
     if (!store->access.ofi || strcmp(mine, theirs) == 0)
         return DDSTORE_OK;
@@ -297,13 +341,15 @@ static int check_provider(const ddstore *store, const ddstore__variable_record *
                          mine, *theirs ? theirs : "tcp");
 }
 
-int ddstore_join(ddstore *store, const char *name, ddstore_var **out, ddstore_error *err)
+int ddstore_join(ddstore *store, const char *name, ddstore_var **out,
+                 ddstore_error *err)
 {
     ddstore__variable_record record = {0};
     int rc = ddstore__store_usable(store, err);
     if (!rc && store->comm)
-        rc = ddstore__fail(err, DDSTORE_EINVAL, "join is for extra members: this store is "
-                                                "of a core group, which adds variables");
+        rc = ddstore__fail(err, DDSTORE_EINVAL,
+                           "join is for extra members: this store is "
+                           "of a core group, which adds variables");
     if (!rc)
         rc = ddstore__check_name(name, err);
     if (rc)
@@ -315,6 +361,7 @@ int ddstore_join(ddstore *store, const char *name, ddstore_var **out, ddstore_er
     };
     file_name(name, s.file);
     rc = search_record(&s, &record, err);
+    keep_none(&s);
     if (!rc)
         rc = check_provider(store, &record, err);
     ddstore_var *var = ddstore_find(store, name);
@@ -329,7 +376,9 @@ int ddstore_join(ddstore *store, const char *name, ddstore_var **out, ddstore_er
             ddstore__var_enter(store, var);
     }
     if (!rc) {
+        pthread_mutex_lock(&store->lock);
         store->core_ticket = var->access.ticket;
+        pthread_mutex_unlock(&store->lock);
         if (out)
             *out = var;
     }
@@ -349,10 +398,10 @@ int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out)
         *out = (ddstore_peer_info){.rank = i, .pid = p->contact.process.pid};
         snprintf(out->host, sizeof(out->host), "%s", p->contact.process.host);
         snprintf(out->path, sizeof(out->path), "%s",
-                 p->self               ? "self"
-                 : mapped              ? "local"
+                 p->self             ? "self"
+                 : mapped            ? "local"
                  : store->access.ofi ? "rdma"
-                                       : "tcp");
+                                     : "tcp");
         snprintf(out->provider, sizeof(out->provider), "%s",
                  mapped              ? "mapping"
                  : store->access.ofi ? ddstore__ofi_provider(store->access.ofi)
@@ -366,6 +415,22 @@ int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out)
     return known ? DDSTORE_OK : DDSTORE_EINDEX;
 }
 
+/* A core rank 0 to ask, with a reference; NULL: one of the core ranks is lost already.
+ */
+static ddstore__peer *core_to_ask(ddstore *store, ddstore__ticket *ticket)
+{
+    ddstore__peer *first = NULL;
+    pthread_mutex_lock(&store->lock);
+    bool lost = false;
+    for (int i = 0; i < store->n_peers; i++)
+        lost |= atomic_load(&store->peer[i]->lost) != 0;
+    if (!lost && store->n_peers)
+        first = ddstore__peer_get(&store->peer[0]->contact, store->engine->self.uid);
+    *ticket = store->comm ? store->access.ticket : store->core_ticket;
+    pthread_mutex_unlock(&store->lock);
+    return first;
+}
+
 int ddstore_core_alive(ddstore *store, int *alive, ddstore_error *err)
 {
     *alive = 0;
@@ -374,13 +439,14 @@ int ddstore_core_alive(ddstore *store, int *alive, ddstore_error *err)
         return rc;
     if (!store->n_peers)
         return ddstore__fail(err, DDSTORE_EINVAL, "no variable was joined yet");
-    for (int i = 0; i < store->n_peers; i++)
-        if (atomic_load(&store->peer[i]->lost))
-            return DDSTORE_OK;
+    ddstore__ticket ticket;
     ddstore_error why;
-    const ddstore__ticket *ticket = store->comm ? &store->access.ticket : &store->core_ticket;
-    rc = ddstore__channel_ask(store->peer[0], ticket, &store->access.patience, DDSTORE__PING,
+    ddstore__peer *first = core_to_ask(store, &ticket);
+    if (!first)
+        return DDSTORE_OK;
+    rc = ddstore__channel_ask(first, &ticket, &store->access.patience, DDSTORE__PING,
                               NULL, NULL, NULL, &why);
+    ddstore__peer_put(first);
     if (rc == DDSTORE_EINTR || (rc && atomic_load(&store->closed)))
         return ddstore__fail(err, rc, "%s", why.message);
     *alive = rc == DDSTORE_OK;

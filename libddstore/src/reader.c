@@ -4,7 +4,9 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#define KEPT_BYTES (1u << 20) /* larger scratch memory goes with its call's successor */
+#define KEPT_BYTES                                                                     \
+    (1u << 20) /* larger scratch memory goes with its call's successor                 \
+                */
 
 static _Atomic(ddstore__reader *) readers;
 static _Thread_local ddstore__reader *mine;

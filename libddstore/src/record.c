@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-#define MAGIC     0x31524444u /* "DDR1" */
-#define RANKS_MAX (1u << 20)
+#define MAGIC      0x31524444u /* "DDR1" */
+#define RANKS_MAX  (1u << 20)
 #define RANK_BYTES (8 + DDSTORE__CONTACT_BYTES + DDSTORE__DESCRIPTOR_BYTES)
 
 static void add_text(ddstore__buffer *b, const char *text)
@@ -35,7 +35,7 @@ void ddstore__record_encode(const ddstore__variable_record *r, ddstore__buffer *
         if (at)
             ddstore__descriptor_encode(&r->rank[i].at, at);
     }
-    if (!b->failed)
+    if (b->data && !b->failed)
         ddstore__add64(b, ddstore__hash64(b->data + begin, b->bytes - begin));
 }
 
@@ -85,7 +85,8 @@ static bool sizes_agree(const ddstore__variable_record *r)
     return true;
 }
 
-int ddstore__record_decode(const uint8_t *in, size_t bytes, ddstore__variable_record *out)
+int ddstore__record_decode(const uint8_t *in, size_t bytes,
+                           ddstore__variable_record *out)
 {
     memset(out, 0, sizeof(*out));
     if (bytes < 16 || ddstore__get64(in + bytes - 8) != ddstore__hash64(in, bytes - 8))

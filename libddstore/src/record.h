@@ -1,5 +1,6 @@
-/* Records: what a core group tells extra members about one variable, as a file or over a
- * channel: the run and its secret, the shape, and each rank's rows, contact and segment. */
+/* Records: what a core group tells extra members about one variable, as a file or over
+ * a channel: the run and its secret, the shape, and each rank's rows, contact and
+ * segment. */
 #ifndef DDSTORE_RECORD_H
 #define DDSTORE_RECORD_H
 
@@ -26,10 +27,13 @@ void ddstore__record_encode(const ddstore__variable_record *r, ddstore__buffer *
 
 /* DDSTORE_EINVAL: not a whole, undamaged record of this version. Free with
  * ddstore__record_free, also after failure. */
-int ddstore__record_decode(const uint8_t *in, size_t bytes, ddstore__variable_record *out);
+int ddstore__record_decode(const uint8_t *in, size_t bytes,
+                           ddstore__variable_record *out);
 void ddstore__record_free(ddstore__variable_record *r);
 
 /* What the claim of a group carries, so that it can be asked over the network. */
-#define DDSTORE__CLAIM_CONTACT (32 + DDSTORE__CONTACT_BYTES) /* run, secret, contact */
+#define DDSTORE__CLAIM_CONTACT                                                         \
+    (32 + DDSTORE__CONTACT_BYTES) /* run, secret, contact                              \
+                                   */
 
 #endif

@@ -45,8 +45,8 @@ static int add(ddstore__registry *r, ddstore__ofi *ofi, void *data, uint64_t byt
     return rc;
 }
 
-int ddstore__registry_add(ddstore__registry *r, ddstore__ofi *ofi, void *data, uint64_t bytes,
-                          ddstore_error *err)
+int ddstore__registry_add(ddstore__registry *r, ddstore__ofi *ofi, void *data,
+                          uint64_t bytes, ddstore_error *err)
 {
     pthread_mutex_lock(&r->lock);
     int rc = add(r, ofi, data, bytes, err);

@@ -12,7 +12,7 @@ typedef struct ddstore__registry {
     struct ddstore__range {
         uint8_t *data;
         uint64_t bytes;
-    } *range;
+    } * range;
     size_t n, room;
 } ddstore__registry;
 
@@ -20,8 +20,8 @@ void ddstore__registry_open(ddstore__registry *r);
 /* Takes back all that is still registered with ofi (nullable). */
 void ddstore__registry_close(ddstore__registry *r, ddstore__ofi *ofi);
 
-int ddstore__registry_add(ddstore__registry *r, ddstore__ofi *ofi, void *data, uint64_t bytes,
-                          ddstore_error *err);
+int ddstore__registry_add(ddstore__registry *r, ddstore__ofi *ofi, void *data,
+                          uint64_t bytes, ddstore_error *err);
 int ddstore__registry_remove(ddstore__registry *r, ddstore__ofi *ofi, void *data,
                              uint64_t bytes, ddstore_error *err);
 

@@ -6,7 +6,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* runs, refs, members, records */
+static pthread_mutex_t lock =
+    PTHREAD_MUTEX_INITIALIZER; /* runs, refs, members, records */
 static ddstore__run *runs;
 
 static ddstore__run *find_locked(const uint8_t id[16])
@@ -91,7 +92,8 @@ void ddstore__run_close(ddstore__run *run)
     ddstore__run_unref(run);
 }
 
-int ddstore__run_publish(ddstore__run *run, const char *name, const void *data, size_t bytes)
+int ddstore__run_publish(ddstore__run *run, const char *name, const void *data,
+                         size_t bytes)
 {
     ddstore__record *r = calloc(1, sizeof(*r));
     if (!r)

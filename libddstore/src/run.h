@@ -1,5 +1,5 @@
-/* Runs: the groups that this process is a member of. Who connects to it proves to know the
- * run's secret and may then read that run's segments and records, nothing else. */
+/* Runs: the groups that this process is a member of. Who connects to it proves to know
+ * the run's secret and may then read that run's segments and records, nothing else. */
 #ifndef DDSTORE_RUN_H
 #define DDSTORE_RUN_H
 
@@ -15,8 +15,8 @@ typedef struct ddstore__record {
 typedef struct ddstore__run {
     struct ddstore__run *next;
     uint8_t id[16], secret[16];
-    int refs, members;      /* under the table's lock */
-    atomic_int closing;     /* no member serves any more */
+    int refs, members;        /* under the table's lock */
+    atomic_int closing;       /* no member serves any more */
     ddstore__record *records; /* under the table's lock; only ever added or replaced */
 } ddstore__run;
 
@@ -29,7 +29,8 @@ ddstore__run *ddstore__run_find(const uint8_t id[16]); /* with a reference, or N
 void ddstore__run_unref(ddstore__run *run);
 
 /* Offers a record to extra members that can't find its file. */
-int ddstore__run_publish(ddstore__run *run, const char *name, const void *data, size_t bytes);
+int ddstore__run_publish(ddstore__run *run, const char *name, const void *data,
+                         size_t bytes);
 /* A malloc'd copy, or NULL. */
 uint8_t *ddstore__run_record(ddstore__run *run, const char *name, size_t *bytes);
 

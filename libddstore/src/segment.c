@@ -12,10 +12,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 #define PIECE (64ULL << 20) /* committed at a time, memory checked before each */
+#define HUGE  (2ULL << 20)  /* mappings of that size are aligned to it */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* table, room */
-static ddstore__segment **table; /* slot = id modulo 2^20; the rest of an id is random */
+static ddstore__segment *
+    *table; /* slot = id modulo 2^20; the rest of an id is random */
 static size_t room;
 #define SLOT_BITS 20
 
@@ -70,16 +75,53 @@ void ddstore__segment_unref(ddstore__segment *seg)
     free(seg);
 }
 
-static int commit(ddstore__segment *seg, const char *what, ddstore_error *err)
+void *ddstore__segment_map(int fd, uint64_t bytes, int prot)
+{
+    if (bytes < HUGE)
+        return mmap(NULL, bytes, prot, MAP_SHARED, fd, 0);
+    uint8_t *whole =
+        mmap(NULL, bytes + HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (whole == MAP_FAILED)
+        return MAP_FAILED;
+    uint8_t *at = (uint8_t *)(((uintptr_t)whole + HUGE - 1) & ~(uintptr_t)(HUGE - 1));
+    void *map = mmap(at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (map == MAP_FAILED) {
+        munmap(whole, bytes + HUGE);
+        return MAP_FAILED;
+    }
+    if (at > whole)
+        munmap(whole, (size_t)(at - whole));
+    uint8_t *end = at + ((bytes + 4095) & ~4095ULL);
+    if (end < whole + bytes + HUGE)
+        munmap(end, (size_t)(whole + bytes + HUGE - end));
+    return map;
+}
+
+/* Commits one piece through its mapping, where huge pages are to be had, else by the
+ * file alone. An errno. */
+static int commit_piece(const ddstore__segment *seg, uint64_t at, uint64_t bytes)
+{
+    int failed;
+    if (seg->map_bytes >= HUGE) {
+        while (madvise(seg->map + at, bytes, MADV_POPULATE_WRITE) != 0)
+            if (errno != EINTR && errno != EAGAIN)
+                goto by_file; /* an old kernel, or too little memory: that one tells */
+        return 0;
+    }
+by_file:
+    while ((failed = posix_fallocate(seg->fd, (off_t)at, (off_t)bytes)) == EINTR)
+        ;
+    return failed;
+}
+
+static int commit(const ddstore__segment *seg, const char *what, ddstore_error *err)
 {
     for (uint64_t done = 0; done < seg->map_bytes;) {
         uint64_t piece = seg->map_bytes - done < PIECE ? seg->map_bytes - done : PIECE;
         int rc = ddstore__memory_check(piece, what, err);
         if (rc)
             return rc;
-        int failed;
-        while ((failed = posix_fallocate(seg->fd, (off_t)done, (off_t)piece)) == EINTR)
-            ;
+        int failed = commit_piece(seg, done, piece);
         if (failed == ENOSPC || failed == ENOMEM)
             return ddstore__fail(err, DDSTORE_ENOMEM,
                                  "%s needs %.1f MiB of memory and the kernel gave only "
@@ -87,7 +129,8 @@ static int commit(ddstore__segment *seg, const char *what, ddstore_error *err)
                                  what, (double)seg->map_bytes / 1048576,
                                  (double)done / 1048576);
         if (failed)
-            return ddstore__fail_errno(err, failed, "memory of %s can't be committed", what);
+            return ddstore__fail_errno(err, failed, "memory of %s can't be committed",
+                                       what);
         done += piece;
     }
     return DDSTORE_OK;
@@ -95,21 +138,26 @@ static int commit(ddstore__segment *seg, const char *what, ddstore_error *err)
 
 static int make(ddstore__segment *seg, const char *what, ddstore_error *err)
 {
-    seg->fd = (int)syscall(SYS_memfd_create, "ddstore", 3u /* MFD_CLOEXEC | ALLOW_SEALING */);
+    seg->fd =
+        (int)syscall(SYS_memfd_create, "ddstore", 3u /* MFD_CLOEXEC | ALLOW_SEALING */);
     if (seg->fd < 0)
-        return ddstore__fail_errno(err, errno, "no shared memory for %s (memfd_create)", what);
+        return ddstore__fail_errno(err, errno, "no shared memory for %s (memfd_create)",
+                                   what);
     ddstore__fd_own(seg->fd);
     if (ftruncate(seg->fd, (off_t)seg->map_bytes) != 0)
-        return ddstore__fail_errno(err, errno, "shared memory of %s can't be sized", what);
+        return ddstore__fail_errno(err, errno, "shared memory of %s can't be sized",
+                                   what);
+    void *map = ddstore__segment_map(seg->fd, seg->map_bytes, PROT_READ | PROT_WRITE);
+    if (map == MAP_FAILED)
+        return ddstore__fail_errno(err, errno, "shared memory of %s can't be mapped",
+                                   what);
+    seg->map = map;
+    if (seg->map_bytes >= HUGE)
+        (void)madvise(map, seg->map_bytes, MADV_HUGEPAGE);
     int rc = commit(seg, what, err);
     if (rc)
         return rc;
     (void)fcntl(seg->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    void *map =
-        mmap(NULL, seg->map_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, seg->fd, 0);
-    if (map == MAP_FAILED)
-        return ddstore__fail_errno(err, errno, "shared memory of %s can't be mapped", what);
-    seg->map = map;
     ddstore__random(seg->token, sizeof(seg->token));
     memcpy(seg->map, seg->token, sizeof(seg->token));
     return DDSTORE_OK;
@@ -140,12 +188,13 @@ int ddstore__segment_create(const uint8_t run[16], uint64_t bytes, const char *w
     return DDSTORE_OK;
 }
 
-int ddstore__segment_expose(ddstore__segment *seg, ddstore__ofi *ofi, ddstore_error *err)
+int ddstore__segment_expose(ddstore__segment *seg, ddstore__ofi *ofi,
+                            ddstore_error *err)
 {
     if (!ofi)
         return DDSTORE_OK;
-    return ddstore__ofi_expose(ofi, seg->map, seg->map_bytes, &seg->ofi_base, &seg->ofi_key,
-                               &seg->mr, err);
+    return ddstore__ofi_expose(ofi, seg->map, seg->map_bytes, &seg->ofi_base,
+                               &seg->ofi_key, &seg->mr, err);
 }
 
 void ddstore__segment_describe(const ddstore__segment *seg, const uint8_t owner[16],

@@ -1,7 +1,8 @@
 /*
  * The serving side of channels, run by the progress thread alone: proves who connects,
- * checks each request against this process's own tables, and answers it from the segment
- * without blocking. A slow reader costs its connection a cursor, nobody else anything.
+ * checks each request against this process's own tables, and answers it from the
+ * segment without blocking. A slow reader costs its connection a cursor, nobody else
+ * anything.
  */
 #include "progress.h"
 
@@ -18,10 +19,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define FIRST_ROOM    4096         /* of a connection's input */
-#define KEPT_ROOM     (64u << 10)  /* larger input buffers go after their request */
-#define STRANGERS     256          /* connections that have not proven themselves */
-#define PROOF_S       10
+#define FIRST_ROOM 4096        /* of a connection's input */
+#define KEPT_ROOM  (64u << 10) /* larger input buffers go after their request */
+#define STRANGERS  256         /* connections that have not proven themselves */
+#define PROOF_S    10
 
 struct ddstore__server {
     int epoll, spare; /* spare: given up for a moment when descriptors run out */
@@ -39,7 +40,7 @@ ddstore__server *ddstore__server_open(int epoll, const uint8_t uid[16], double s
         return NULL;
     s->epoll = epoll;
     s->spare = ddstore__fd_own(dup(epoll));
-    s->stall_ns = (int64_t)(stall_s * 1e9);
+    s->stall_ns = (int64_t)(stall_s * 1e9); /* the setting is at most 1e9 s */
     memcpy(s->uid, uid, 16);
     return s;
 }
@@ -63,19 +64,33 @@ void ddstore__server_close(ddstore__server *s)
 {
     if (!s)
         return;
-    while (s->conns)
-        drop(s, s->conns);
+    for (ddstore__conn *c = s->conns, *next; c; c = next) {
+        next = c->next;
+        drop(s, c);
+    }
     ddstore__fd_close(s->spare);
     free(s);
 }
 
 static void tune(int fd, int64_t stall_ns)
 {
-    int on = 1, idle = 60, timeout_ms = (int)(stall_ns / DDSTORE__MS);
+    int64_t ms = stall_ns / DDSTORE__MS;
+    int on = 1, idle = 60, timeout_ms = ms < INT32_MAX ? (int)ms : INT32_MAX;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms,
+                     sizeof(timeout_ms));
+}
+
+/* Says so and closes: the peer tries again until its deadline. */
+static void turn_away(int fd)
+{
+    uint8_t frame[DDSTORE__FRAME_BYTES];
+    ddstore__frame_encode(
+        &(ddstore__frame){.type = DDSTORE__REFUSED, .status = DDSTORE__S_BUSY}, frame);
+    (void)!send(fd, frame, sizeof(frame), MSG_NOSIGNAL | MSG_DONTWAIT);
+    close(fd);
 }
 
 static void take_in(ddstore__server *s, int fd)
@@ -87,7 +102,7 @@ static void take_in(ddstore__server *s, int fd)
         epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
         free(c);
         free(in);
-        close(fd);
+        turn_away(fd);
         return;
     }
     tune(fd, s->stall_ns);
@@ -103,21 +118,30 @@ static void take_in(ddstore__server *s, int fd)
     s->strangers++;
 }
 
+/* No descriptor is left: the peer is refused at once instead of being left to wait. */
+static void accept_and_refuse(ddstore__server *s, int listener)
+{
+    if (s->spare < 0) /* somebody else took it; the listener stays ready meanwhile */
+        ddstore__sleep_ns(5 * DDSTORE__MS);
+    ddstore__fd_close(s->spare);
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    if (fd >= 0)
+        turn_away(fd);
+    s->spare = ddstore__fd_own(dup(s->epoll));
+    ddstore__log_later(DDSTORE_LOG_WARN,
+                       "a peer's connection was refused: no file descriptor left "
+                       "(raise ulimit -n)");
+}
+
 void ddstore__server_accept(ddstore__server *s, int listener)
 {
     for (int i = 0; i < 16; i++) {
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
             take_in(s, fd);
-        } else if ((errno == EMFILE || errno == ENFILE) && s->spare >= 0) {
-            /* Refuse at once instead of leaving the peer to wait for its deadline. */
-            ddstore__fd_close(s->spare);
-            fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-            if (fd >= 0)
-                close(fd);
-            s->spare = ddstore__fd_own(dup(s->epoll));
-            ddstore__log_later(DDSTORE_LOG_WARN, "a peer's connection was refused: no file "
-                                                 "descriptor left (raise ulimit -n)");
+        } else if (errno == EMFILE || errno == ENFILE) {
+            accept_and_refuse(s, listener);
+            return; /* the others' turn */
         } else {
             return;
         }

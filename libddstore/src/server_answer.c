@@ -30,8 +30,8 @@ static void start(ddstore__conn *c, uint8_t type, uint16_t status, const uint8_t
     c->base = base;
 }
 
-void ddstore__answer_segment(ddstore__conn *c, ddstore__segment *seg, const uint8_t *runs,
-                             uint32_t n, uint64_t bytes)
+void ddstore__answer_segment(ddstore__conn *c, ddstore__segment *seg,
+                             const uint8_t *runs, uint32_t n, uint64_t bytes)
 {
     (void)runs; /* they stand in the input at runs_at until the answer is out */
     start(c, DDSTORE__DATA, 0, seg->map, bytes);
@@ -46,7 +46,8 @@ void ddstore__answer_own(ddstore__conn *c, uint8_t *data, size_t bytes)
     c->own = data;
 }
 
-void ddstore__answer_bytes(ddstore__conn *c, uint8_t type, const void *data, size_t bytes)
+void ddstore__answer_bytes(ddstore__conn *c, uint8_t type, const void *data,
+                           size_t bytes)
 {
     uint8_t *copy = malloc(bytes ? bytes : 1);
     if (!copy) {
@@ -81,15 +82,15 @@ static const uint8_t *run_at(const ddstore__conn *c, uint32_t i)
                             : c->one_run;
 }
 
-/* The next pieces of the answer from its cursor on, at most max of them and about `bytes`
- * bytes. */
+/* The next pieces of the answer from its cursor on, at most max of them and about
+ * `bytes` bytes. */
 static int pieces(const ddstore__conn *c, struct iovec *iov, int max, size_t bytes)
 {
     int n = 0;
     uint64_t skip = c->at_byte;
     if (c->sent < DDSTORE__FRAME_BYTES)
-        iov[n++] = (struct iovec){(void *)(c->head + c->sent),
-                                  DDSTORE__FRAME_BYTES - c->sent};
+        iov[n++] =
+            (struct iovec){(void *)(c->head + c->sent), DDSTORE__FRAME_BYTES - c->sent};
     for (uint32_t i = c->at_run; i < c->runs && n < max && bytes; i++, skip = 0) {
         const uint8_t *run = run_at(c, i);
         uint64_t length = ddstore__get64(run + 8) - skip;

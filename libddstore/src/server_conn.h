@@ -32,14 +32,17 @@ typedef struct ddstore__conn {
 } ddstore__conn;
 
 /* Each sets the answer of a connection that has none. */
-void ddstore__answer_segment(ddstore__conn *c, ddstore__segment *seg, const uint8_t *runs,
-                             uint32_t n, uint64_t bytes);          /* takes the reference */
-void ddstore__answer_own(ddstore__conn *c, uint8_t *data, size_t bytes); /* takes data */
-void ddstore__answer_bytes(ddstore__conn *c, uint8_t type, const void *data, size_t bytes);
+void ddstore__answer_segment(ddstore__conn *c, ddstore__segment *seg,
+                             const uint8_t *runs, uint32_t n,
+                             uint64_t bytes); /* takes the reference */
+void ddstore__answer_own(ddstore__conn *c, uint8_t *data,
+                         size_t bytes); /* takes data */
+void ddstore__answer_bytes(ddstore__conn *c, uint8_t type, const void *data,
+                           size_t bytes);
 void ddstore__answer_refuse(ddstore__conn *c, uint16_t status, const char *why);
 
-/* Sends what the socket takes, up to a bound that keeps others from waiting: 1 all is out,
- * 0 more is to come, -1 the connection is gone. */
+/* Sends what the socket takes, up to a bound that keeps others from waiting: 1 all is
+ * out, 0 more is to come, -1 the connection is gone. */
 int ddstore__answer_push(ddstore__conn *c);
 void ddstore__answer_end(ddstore__conn *c); /* releases what the answer holds */
 

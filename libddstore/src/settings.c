@@ -17,14 +17,18 @@ static const struct row {
     double low, high;
     const char *words, *help;
 } rows[] = {
-#define SETTING(kind, field, name, fallback, low, high, words, help)                      \
-    {KIND_##kind, offsetof(ddstore__settings, field), name, fallback, low, high, words,   \
-     help},
+#define SETTING(kind, field, name, fallback, low, high, words, help)                   \
+    {                                                                                  \
+        KIND_##kind, offsetof(ddstore__settings, field),                               \
+        name,        fallback,                                                         \
+        low,         high,                                                             \
+        words,       help},
 #include "settings.def"
 #undef SETTING
 };
 
-static const char *const kind_names[] = {"text", "word", "flag", "count", "bytes", "seconds"};
+static const char *const kind_names[] = {"text",  "word",  "flag",
+                                         "count", "bytes", "seconds"};
 
 const char *ddstore__environment(const char *name)
 {
@@ -131,7 +135,8 @@ static bool set(ddstore__settings *s, const struct row *row, const char *value)
         *(char **)field = strdup(value);
         return *(char **)field != NULL;
     case KIND_bytes:
-        if (!parse_bytes(value, &number, &bytes) || number < row->low || number > row->high)
+        if (!parse_bytes(value, &number, &bytes) || number < row->low ||
+            number > row->high)
             return false;
         *(uint64_t *)field = bytes;
         return true;
@@ -152,7 +157,8 @@ static bool set(ddstore__settings *s, const struct row *row, const char *value)
     return true;
 }
 
-static const char *value_of(const struct row *row, const ddstore_setting *given, size_t n)
+static const char *value_of(const struct row *row, const ddstore_setting *given,
+                            size_t n)
 {
     for (size_t i = n; i-- > 0;)
         if (strcmp(given[i].name, row->name) == 0)
@@ -174,8 +180,8 @@ static int check_given(const ddstore_setting *given, size_t n, ddstore_error *er
     return DDSTORE_OK;
 }
 
-int ddstore__settings_load(ddstore__settings *out, const ddstore_setting *given, size_t n,
-                           ddstore_error *err)
+int ddstore__settings_load(ddstore__settings *out, const ddstore_setting *given,
+                           size_t n, ddstore_error *err)
 {
     memset(out, 0, sizeof(*out));
     int rc = check_given(given, n, err);
@@ -185,9 +191,9 @@ int ddstore__settings_load(ddstore__settings *out, const ddstore_setting *given,
         const char *value = value_of(&rows[r], given, n);
         char what[256];
         if (!set(out, &rows[r], value))
-            return ddstore__fail(err, DDSTORE_EINVAL, "%s=%.100s is not allowed: give %s",
-                                 rows[r].name, value,
-                                 allowed(&rows[r], what, sizeof(what)));
+            return ddstore__fail(err, DDSTORE_EINVAL,
+                                 "%s=%.100s is not allowed: give %s", rows[r].name,
+                                 value, allowed(&rows[r], what, sizeof(what)));
     }
     ddstore__settings_warn_unknown();
     return DDSTORE_OK;
@@ -265,8 +271,9 @@ static void warn_one(const char *entry)
         if (d < best)
             best = d, nearest = r;
     }
-    ddstore__log(DDSTORE_LOG_WARN, "%s is no setting of this library (did you mean %s?)",
-                 name, rows[nearest].name);
+    ddstore__log(DDSTORE_LOG_WARN,
+                 "%s is no setting of this library (did you mean %s?)", name,
+                 rows[nearest].name);
 }
 
 static void warn_unknown(void)
@@ -282,7 +289,8 @@ void ddstore__settings_warn_unknown(void)
     pthread_once(&once, warn_unknown);
 }
 
-static void join_identity(char *out, size_t bytes, const char *kind, const char *const *names)
+static void join_identity(char *out, size_t bytes, const char *kind,
+                          const char *const *names)
 {
     size_t used = (size_t)snprintf(out, bytes, "%s", kind);
     for (; *names && used < bytes; names++) {
@@ -300,7 +308,8 @@ void ddstore__launch_identity(char *out, size_t bytes)
         {"run", {"DDSTORE_RUN_ID"}},
         {"ompi", {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
         {"ompi", {"OMPI_MCA_orte_hnp_uri"}},
-        {"torchrun", {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"}},
+        {"torchrun",
+         {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"}},
         {"pmi", {"PMI_JOBID"}},
         {"slurm", {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
     };

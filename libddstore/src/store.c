@@ -4,14 +4,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define HEAD_BYTES 8 /* of a message in ddstore__store_agree: code, length of its sentence */
+#define HEAD_BYTES                                                                     \
+    8 /* of a message in ddstore__store_agree: code, length of its sentence */
 
 int ddstore__store_usable(const ddstore *store, ddstore_error *err)
 {
     if (store->fork_generation != ddstore__fork_generation)
-        return ddstore__fail(err, DDSTORE_EFORKED,
-                             "this store belongs to the parent process: in a forked child "
-                             "use fork_reader(), or open a store of its own");
+        return ddstore__fail(
+            err, DDSTORE_EFORKED,
+            "this store belongs to the parent process: in a forked child "
+            "use fork_reader(), or open a store of its own");
     if (atomic_load(&store->closed))
         return ddstore__fail(err, DDSTORE_ECLOSED, "the store was freed");
     return DDSTORE_OK;
@@ -25,27 +27,27 @@ void ddstore__gathered_free(ddstore__gathered *g)
 }
 
 /* The first failure among the messages, as everyone's error. */
-static int first_failure(const ddstore *store, const ddstore__gathered *g, const char *what,
-                         ddstore_error *err)
+static int first_failure(const ddstore *store, const ddstore__gathered *g,
+                         const char *what, ddstore_error *err)
 {
     for (int r = 0; r < store->size; r++) {
         const uint8_t *p = g->data + g->offset[r];
         uint64_t bytes = g->offset[r + 1] - g->offset[r];
         uint32_t text = bytes >= HEAD_BYTES ? ddstore__get32(p + 4) : 0;
         if (bytes < HEAD_BYTES || text > bytes - HEAD_BYTES)
-            return ddstore__fail(err, DDSTORE_ECONFLICT, "rank %d sent no message of %s", r,
-                                 what);
+            return ddstore__fail(err, DDSTORE_ECONFLICT,
+                                 "rank %d sent no message of %s", r, what);
         int code = (int)ddstore__get32(p);
         if (code)
-            return ddstore__fail(err, code, "%s failed on rank %d: %.*s", what, r, (int)text,
-                                 (const char *)p + HEAD_BYTES);
+            return ddstore__fail(err, code, "%s failed on rank %d: %.*s", what, r,
+                                 (int)text, (const char *)p + HEAD_BYTES);
     }
     return DDSTORE_OK;
 }
 
-int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure, const char *what,
-                         const void *message, size_t bytes, ddstore__gathered *out,
-                         ddstore_error *err)
+int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure,
+                         const char *what, const void *message, size_t bytes,
+                         ddstore__gathered *out, ddstore_error *err)
 {
     ddstore__buffer b = {0};
     const char *text = own_failure ? own_failure->message : "";
@@ -60,7 +62,8 @@ int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure, const
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %s", what);
     }
     void *data = NULL;
-    int rc = ddstore_comm_allgatherv(store->comm, b.data, b.bytes, &data, out->offset, err);
+    int rc =
+        ddstore_comm_allgatherv(store->comm, b.data, b.bytes, &data, out->offset, err);
     out->data = data;
     free(b.data);
     if (!rc)
@@ -88,7 +91,8 @@ static void make_hello(const ddstore *store, uint8_t out[HELLO_BYTES])
     memcpy(out + 16, store->access.ticket.secret, 16);
     ddstore__contact_encode(&store->engine->self, out + 32);
     ddstore__put32(out + 32 + DDSTORE__CONTACT_BYTES, (uint32_t)store->method);
-    snprintf((char *)out + 36 + DDSTORE__CONTACT_BYTES, 64, "%s", store->settings.fabric);
+    snprintf((char *)out + 36 + DDSTORE__CONTACT_BYTES, 64, "%s",
+             store->settings.fabric);
 }
 
 static bool only_loopback(const ddstore__contact *c)
@@ -96,40 +100,45 @@ static bool only_loopback(const ddstore__contact *c)
     for (int i = 0; i < DDSTORE__ADDRESSES; i++) {
         const ddstore__address *a = &c->address[i];
         if ((a->family == 4 && a->ip[0] != 127) ||
-            (a->family == 6 && !(a->ip[15] == 1 && !memcmp(a->ip, (uint8_t[15]){0}, 15))))
+            (a->family == 6 &&
+             !(a->ip[15] == 1 && !memcmp(a->ip, (uint8_t[15]){0}, 15))))
             return false;
     }
     return true;
 }
 
 /* Compares rank r's hello with rank 0's. */
-static int check_hello(const ddstore *store, const uint8_t *first, const uint8_t *p, int r,
-                       const ddstore__contact *contact, ddstore_error *err)
+static int check_hello(const ddstore *store, const uint8_t *first, const uint8_t *p,
+                       int r, const ddstore__contact *contact, ddstore_error *err)
 {
     const size_t at = 32 + DDSTORE__CONTACT_BYTES;
     if (memcmp(p + at, first + at, 4) != 0)
-        return ddstore__fail(err, DDSTORE_EINVAL, "rank %d opens method %u, rank 0 method %u",
-                             r, ddstore__get32(p + at), ddstore__get32(first + at));
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "rank %d opens method %u, rank 0 method %u", r,
+                             ddstore__get32(p + at), ddstore__get32(first + at));
     if (memcmp(p + at + 4, first + at + 4, 64) != 0)
-        return ddstore__fail(err, DDSTORE_EFABRIC,
-                             "DDSTORE_FABRIC is %.63s on rank %d and %.63s on rank 0: set it "
-                             "alike",
-                             (const char *)p + at + 4, r, (const char *)first + at + 4);
+        return ddstore__fail(
+            err, DDSTORE_EFABRIC,
+            "DDSTORE_FABRIC is %.63s on rank %d and %.63s on rank 0: set it "
+            "alike",
+            (const char *)p + at + 4, r, (const char *)first + at + 4);
     ddstore__contact zero;
     (void)ddstore__contact_decode(first + 32, DDSTORE__CONTACT_BYTES, &zero);
     if (strcmp(contact->provider, zero.provider) != 0)
-        return ddstore__fail(err, DDSTORE_EFABRIC,
-                             "rank %d (host %s) uses \"%s\" and rank 0 (host %s) \"%s\": set "
-                             "DDSTORE_FABRIC to one network that all hosts have",
-                             r, contact->process.host,
-                             *contact->provider ? contact->provider : "tcp",
-                             zero.process.host, *zero.provider ? zero.provider : "tcp");
-    if (memcmp(contact->process.boot_id, store->engine->self.process.boot_id, 16) != 0 &&
+        return ddstore__fail(
+            err, DDSTORE_EFABRIC,
+            "rank %d (host %s) uses \"%s\" and rank 0 (host %s) \"%s\": set "
+            "DDSTORE_FABRIC to one network that all hosts have",
+            r, contact->process.host, *contact->provider ? contact->provider : "tcp",
+            zero.process.host, *zero.provider ? zero.provider : "tcp");
+    if (memcmp(contact->process.boot_id, store->engine->self.process.boot_id, 16) !=
+            0 &&
         only_loopback(contact))
-        return ddstore__fail(err, DDSTORE_EFABRIC,
-                             "rank %d on host %s offers only its loopback address, which no "
-                             "other host reaches: bring a network interface up there",
-                             r, contact->process.host);
+        return ddstore__fail(
+            err, DDSTORE_EFABRIC,
+            "rank %d on host %s offers only its loopback address, which no "
+            "other host reaches: bring a network interface up there",
+            r, contact->process.host);
     return DDSTORE_OK;
 }
 
@@ -139,7 +148,8 @@ static int meet_peers(ddstore *store, const ddstore__gathered *g, ddstore_error 
     const uint8_t *first = ddstore__gathered_at(g, 0, &bytes);
     store->peer = calloc((size_t)store->size, sizeof(*store->peer));
     if (!store->peer)
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %d peers", store->size);
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %d peers",
+                             store->size);
     store->n_peers = store->size;
     for (int r = 0; r < store->size; r++) {
         const uint8_t *p = ddstore__gathered_at(g, r, &bytes);
@@ -164,7 +174,8 @@ static void log_paths(const ddstore *store)
 {
     int local = 0, far = 0;
     for (int r = 0; r < store->size; r++) {
-        bool mapped = store->peer[r]->self || (store->access.map && store->peer[r]->mappable);
+        bool mapped =
+            store->peer[r]->self || (store->access.map && store->peer[r]->mappable);
         local += mapped;
         far += !mapped;
         if (!mapped)
@@ -173,32 +184,35 @@ static void log_paths(const ddstore *store)
                          store->access.ofi ? "rdma" : "tcp",
                          store->access.map ? store->peer[r]->why : "DDSTORE_SHM=0");
     }
-    ddstore__log(DDSTORE_LOG_INFO,
-                 "store %s: rank %d of %d on host %s, interface %s; %d ranks by mapping, %d "
-                 "by %s",
-                 *store->ns ? store->ns : "(unnamed)", store->rank, store->size,
-                 store->engine->self.process.host, store->engine->iface, local, far,
-                 store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "tcp");
+    ddstore__log(
+        DDSTORE_LOG_INFO,
+        "store %s: rank %d of %d on host %s, interface %s; %d ranks by mapping, %d "
+        "by %s",
+        *store->ns ? store->ns : "(unnamed)", store->rank, store->size,
+        store->engine->self.process.host, store->engine->iface, local, far,
+        store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "tcp");
 }
 
 static int meet(ddstore *store, ddstore_error *err)
 {
     uint8_t hello[HELLO_BYTES];
     ddstore__gathered g;
+    ddstore_error mine;
     make_hello(store, hello);
-    int rc = ddstore__store_agree(store, NULL, "opening the store", hello, sizeof(hello), &g,
-                                  err);
-    if (rc)
-        return rc;
-    rc = meet_peers(store, &g, err);
-    ddstore__gathered_free(&g);
-    if (rc)
-        return rc;
-    store->run = ddstore__run_open(store->access.ticket.run, store->access.ticket.secret);
-    if (!store->run)
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the run");
-    /* Nobody asks a member before it serves the run. */
-    rc = ddstore__store_agree(store, NULL, "opening the store", NULL, 0, &g, err);
+    int rc = ddstore__store_agree(store, NULL, "opening the store", hello,
+                                  sizeof(hello), &g, err);
+    if (!rc) {
+        int met = meet_peers(store, &g, &mine);
+        ddstore__gathered_free(&g);
+        store->run =
+            ddstore__run_open(store->access.ticket.run, store->access.ticket.secret);
+        if (!met && !store->run)
+            met = ddstore__fail(&mine, DDSTORE_ENOMEM, "no memory for the run");
+        /* Nobody asks a member before it serves the run; hosts may judge differently.
+         */
+        rc = ddstore__store_agree(store, met ? &mine : NULL, "opening the store", NULL,
+                                  0, &g, err);
+    }
     ddstore__gathered_free(&g);
     if (!rc)
         log_paths(store);
@@ -211,16 +225,19 @@ static int check_options(const ddstore_options *o, bool extra, ddstore_error *er
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "the options are of another version of this library");
     if (o->method != 1 && o->method != 2)
-        return ddstore__fail(err, DDSTORE_EINVAL, "method is %d: give 1 or 2", o->method);
+        return ddstore__fail(err, DDSTORE_EINVAL, "method is %d: give 1 or 2",
+                             o->method);
     if (extra && o->method != 2)
         return ddstore__fail(err, DDSTORE_EINVAL, "an extra member needs method 2");
     if (o->n_core < 0)
-        return ddstore__fail(err, DDSTORE_EINVAL, "n_core is %d: give 0 or more", o->n_core);
+        return ddstore__fail(err, DDSTORE_EINVAL, "n_core is %d: give 0 or more",
+                             o->n_core);
     return DDSTORE_OK;
 }
 
 /* All that needs no other member. */
-static int begin(const ddstore_options *o, bool extra, ddstore **out, ddstore_error *err)
+static int begin(const ddstore_options *o, bool extra, ddstore **out,
+                 ddstore_error *err)
 {
     int rc = check_options(o, extra, err);
     if (rc)
@@ -256,10 +273,12 @@ static int begin(const ddstore_options *o, bool extra, ddstore **out, ddstore_er
     return DDSTORE_OK;
 }
 
-static int open_dir(ddstore *store, const ddstore_options *o, bool create, ddstore_error *err)
+static int open_dir(ddstore *store, const ddstore_options *o, bool create,
+                    ddstore_error *err)
 {
-    const char *dir = o->handshake_dir && *o->handshake_dir ? o->handshake_dir
-                                                            : store->settings.handshake_dir;
+    const char *dir = o->handshake_dir && *o->handshake_dir
+                          ? o->handshake_dir
+                          : store->settings.handshake_dir;
     if (!*dir)
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "method 2 needs a directory: give handshake_dir or set "
@@ -268,8 +287,8 @@ static int open_dir(ddstore *store, const ddstore_options *o, bool create, ddsto
 }
 
 /* The collective part. A member whose own part failed (rc, mine) still takes part. */
-static int open_over(ddstore *store, ddstore_comm *comm, int rc, const ddstore_error *mine,
-                     ddstore **out, ddstore_error *err)
+static int open_over(ddstore *store, ddstore_comm *comm, int rc,
+                     const ddstore_error *mine, ddstore **out, ddstore_error *err)
 {
     ddstore__gathered g;
     ddstore stub = {0};
@@ -277,12 +296,12 @@ static int open_over(ddstore *store, ddstore_comm *comm, int rc, const ddstore_e
     member->comm = comm;
     member->rank = ddstore_comm_rank(comm);
     member->size = ddstore_comm_size(comm);
-    int agreed = ddstore__store_agree(member, rc ? mine : NULL, "opening the store", NULL, 0,
-                                      &g, err);
+    int agreed = ddstore__store_agree(member, rc ? mine : NULL, "opening the store",
+                                      NULL, 0, &g, err);
     ddstore__gathered_free(&g);
     if (rc) /* this member's own words, not those that travelled */
         agreed = ddstore__fail(err, rc, "%s", mine->message);
-    rc = agreed ? agreed : meet(store, err);
+    rc = agreed || !store ? agreed : meet(store, err);
     if (!rc)
         *out = store;
     else if (store)
@@ -309,7 +328,7 @@ static int claim_alive(const void *theirs, size_t bytes)
     const uint8_t *p = theirs, nobody[16] = {0};
     ddstore__contact contact;
     ddstore__ticket ticket = {{0}, {0}, {0}};
-    ddstore__patience patience = {2 * DDSTORE__S, NULL};
+    ddstore__patience patience = {2 * DDSTORE__S, NULL, .probe = true};
     if (bytes != DDSTORE__CLAIM_CONTACT ||
         !ddstore__contact_decode(p + 32, DDSTORE__CONTACT_BYTES, &contact))
         return -1;
@@ -318,10 +337,11 @@ static int claim_alive(const void *theirs, size_t bytes)
     ddstore__peer *peer = ddstore__peer_get(&contact, nobody);
     if (!peer)
         return -1;
-    int rc = ddstore__channel_ask(peer, &ticket, &patience, DDSTORE__PING, NULL, NULL, NULL,
-                                  NULL);
+    int rc = ddstore__channel_ask(peer, &ticket, &patience, DDSTORE__PING, NULL, NULL,
+                                  NULL, NULL);
     ddstore__peer_put(peer);
-    return rc == DDSTORE_OK ? 1 : -1; /* silence may be the network's: the counter tells */
+    return rc == DDSTORE_OK ? 1
+                            : -1; /* silence may be the network's: the counter tells */
 }
 
 int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *options,
@@ -348,7 +368,8 @@ int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *optio
     return open_over(store, comm, rc, &mine, out, err);
 }
 
-int ddstore_open_extra(const ddstore_options *options, ddstore **out, ddstore_error *err)
+int ddstore_open_extra(const ddstore_options *options, ddstore **out,
+                       ddstore_error *err)
 {
     ddstore *store = NULL;
     int rc = begin(options, true, &store, err);
@@ -395,8 +416,9 @@ void ddstore_free(ddstore *store)
     int64_t deadline = ddstore__after_s(store->settings.read_timeout_s);
     bool quiet = ddstore__reader_wait(store, deadline);
     if (!quiet)
-        ddstore__log(DDSTORE_LOG_WARN, "a read still runs in a store being freed: its memory "
-                                       "is left mapped");
+        ddstore__log(DDSTORE_LOG_WARN,
+                     "a read still runs in a store being freed: its memory "
+                     "is left mapped");
     atomic_store(&store->torn_down, quiet ? 1 : 2);
     for (ddstore_var *v = atomic_load(&store->vars); quiet && v; v = v->next)
         ddstore__var_detach(v);
@@ -410,7 +432,8 @@ void ddstore_close(ddstore *store)
         return;
     ddstore_free(store);
     bool quiet = atomic_load(&store->torn_down) == 1;
-    for (ddstore_var *v = quiet ? atomic_load(&store->vars) : NULL, *next; v; v = next) {
+    for (ddstore_var *v = quiet ? atomic_load(&store->vars) : NULL, *next; v;
+         v = next) {
         next = v->next;
         ddstore__var_free(v);
     }

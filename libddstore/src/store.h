@@ -1,4 +1,5 @@
-/* The row store: what its files share. A store is a list of variables over one group. */
+/* The row store: what its files share. A store is a list of variables over one group.
+ */
 #ifndef DDSTORE_STORE_H
 #define DDSTORE_STORE_H
 
@@ -24,33 +25,33 @@ struct ddstore_var {
     uint32_t itemsize;
     int ranks;
     ddstore__layout layout;
-    ddstore__access access;        /* how its segments are read */
-    ddstore__attachment *part;     /* ranks of them */
-    ddstore__segment *own;         /* this rank's shard; NULL: an extra member */
+    ddstore__access access;    /* how its segments are read */
+    ddstore__attachment *part; /* ranks of them */
+    ddstore__segment *own;     /* this rank's shard; NULL: an extra member */
     ddstore__counters counters;
 };
 
-/* Lock order: lock before attach_lock; neither is held while another store's, a peer's or
- * the engine's is taken but by the calls below them. Reads take attach_lock only for the
- * first read of a rank's shard. */
+/* Lock order: lock before attach_lock; neither is held while another store's, a peer's
+ * or the engine's is taken but by the calls below them. Reads take attach_lock only for
+ * the first read of a rank's shard. */
 struct ddstore {
     ddstore__settings settings;
     ddstore__engine *engine;
-    ddstore_comm *comm;       /* NULL: an extra member */
-    ddstore__run *run;        /* NULL: an extra member */
-    ddstore__dir *dir;        /* method 2 */
+    ddstore_comm *comm; /* NULL: an extra member */
+    ddstore__run *run;  /* NULL: an extra member */
+    ddstore__dir *dir;  /* method 2 */
     ddstore__access access;
     int method, rank, size, n_core;
     char ns[104];
     unsigned fork_generation;
     atomic_int closed;
     atomic_int torn_down;
-    ddstore__peer **peer;     /* of the core ranks; extras: of the last record joined */
-    int n_peers;              /* under lock for extras */
+    ddstore__peer **peer; /* of the core ranks; extras: of the last record joined */
+    int n_peers;          /* under lock for extras */
     ddstore__ticket core_ticket; /* extras: of the last run joined */
-    char *extra_dir;          /* extras: the directory, which may not be there yet */
+    char *extra_dir;             /* extras: the directory, which may not be there yet */
     _Atomic(ddstore_var *) vars;
-    pthread_mutex_t lock;        /* the list of variables, peers of extras, teardown */
+    pthread_mutex_t lock; /* the list of variables, peers of extras, teardown */
     ddstore__registry registry;
     pthread_mutex_t attach_lock; /* settling of attachments */
 };
@@ -58,21 +59,23 @@ struct ddstore {
 /* 0, or why the store can't be used: freed, or inherited by a forked child. */
 int ddstore__store_usable(const ddstore *store, ddstore_error *err);
 
-/* Gathers one message of every rank of the group, with a status each: the first rank that
- * failed (its code and sentence) fails all. own_failure is nullable. */
+/* Gathers one message of every rank of the group, with a status each: the first rank
+ * that failed (its code and sentence) fails all. own_failure is nullable. */
 typedef struct ddstore__gathered {
     uint8_t *data;
     uint64_t *offset;
 } ddstore__gathered;
-int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure, const char *what,
-                         const void *message, size_t bytes, ddstore__gathered *out,
-                         ddstore_error *err);
-const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank, size_t *bytes);
+int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure,
+                         const char *what, const void *message, size_t bytes,
+                         ddstore__gathered *out, ddstore_error *err);
+const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank,
+                                    size_t *bytes);
 void ddstore__gathered_free(ddstore__gathered *g);
 
 /* A variable from what is known of its ranks; not in the store's list yet. */
 int ddstore__var_make(ddstore *store, const ddstore__variable_record *record,
-                      const ddstore__ticket *ticket, ddstore_var **out, ddstore_error *err);
+                      const ddstore__ticket *ticket, ddstore_var **out,
+                      ddstore_error *err);
 /* Enters it in the store's list: from then on it is found. */
 void ddstore__var_enter(ddstore *store, ddstore_var *var);
 void ddstore__var_detach(ddstore_var *var); /* unmaps all; nobody reads it any more */

@@ -107,7 +107,8 @@ static void add_address(ddstore__buffer *b, const ddstore__address *a)
     ddstore__add_bytes(b, a->ip, sizeof(a->ip));
 }
 
-void ddstore__contact_encode(const ddstore__contact *c, uint8_t out[DDSTORE__CONTACT_BYTES])
+void ddstore__contact_encode(const ddstore__contact *c,
+                             uint8_t out[DDSTORE__CONTACT_BYTES])
 {
     ddstore__buffer b = fixed(out, DDSTORE__CONTACT_BYTES);
     ddstore__add32(&b, CONTACT_MAGIC);
@@ -173,7 +174,8 @@ void ddstore__descriptor_encode(const ddstore__descriptor *d,
     ddstore__add_bytes(&b, d->owner, 16);
 }
 
-bool ddstore__descriptor_decode(const uint8_t *in, size_t bytes, ddstore__descriptor *out)
+bool ddstore__descriptor_decode(const uint8_t *in, size_t bytes,
+                                ddstore__descriptor *out)
 {
     ddstore__cursor c = {.at = in, .end = in + bytes};
     memset(out, 0, sizeof(*out));
@@ -209,8 +211,8 @@ bool ddstore__frame_decode(const uint8_t in[DDSTORE__FRAME_BYTES], ddstore__fram
         .segment = ddstore__get64(in + 16),
         .bytes = ddstore__get64(in + 24),
     };
-    return ddstore__get32(in) == FRAME_MAGIC && in[5] == 0 && out->type >= DDSTORE__HELLO &&
-           out->type <= DDSTORE__CLOSING;
+    return ddstore__get32(in) == FRAME_MAGIC && in[5] == 0 &&
+           out->type >= DDSTORE__HELLO && out->type <= DDSTORE__CLOSING;
 }
 
 int64_t ddstore__request_body(const ddstore__frame *f)

@@ -148,7 +148,7 @@ int ddstore__claim_judge(ddstore__dir *dir, const char *file, const char *ns,
         else
             rc = alive == 0 ? DDSTORE_OK : watch(dir, file, &seen, wait, err);
         if (rc == DDSTORE_ETIMEDOUT)
-            ddstore__fail(err, rc, "%s/%s may be held by %s:%u, which could not be judged "
+            rc = ddstore__fail(err, rc, "%s/%s may be held by %s:%u, which could not be judged "
                                    "in time", ddstore__dir_path(dir), file,
                           seen.image.holder.host, seen.image.holder.pid);
         ddstore__claim_seen_free(&seen);
@@ -223,7 +223,7 @@ int ddstore__claims_read(const char *path, ddstore__claim **out, size_t *n,
     rc = ddstore__dir_scan(list.dir, visit, &list, err);
     ddstore__dir_close(list.dir);
     if (rc == DDSTORE_ENOMEM)
-        ddstore__fail(err, rc, "no memory for the claims in %s", path);
+        rc = ddstore__fail(err, rc, "no memory for the claims in %s", path);
     if (rc) {
         ddstore__claims_free(list.claims, list.n);
         return rc;

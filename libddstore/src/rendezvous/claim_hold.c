@@ -86,7 +86,7 @@ static int take(ddstore__hold *hold, const ddstore__contact_probe *probe,
             return rc;
         rc = ddstore__wait_check(wait, err);
         if (rc == DDSTORE_ETIMEDOUT)
-            ddstore__fail(err, rc, "could not take %s/%s in time",
+            rc = ddstore__fail(err, rc, "could not take %s/%s in time",
                           ddstore__dir_path(hold->dir), hold->file);
         if (rc)
             return rc;

@@ -56,9 +56,8 @@ int ddstore__file_lead(ddstore__file *f, const ddstore__contact_probe *probe,
 
 /* -- file_abort.c: failures that the others should know -- */
 
-/* Rank 0: publishes why the group fails, for all whose nonces are in entries. */
-void ddstore__file_abort(ddstore__file *f, const uint8_t *entries, size_t bytes,
-                         const ddstore_error *why);
+/* Rank 0: publishes why the group fails, for its members and all that say hello. */
+void ddstore__file_abort(ddstore__file *f, const ddstore_error *why);
 /* Others: tell rank 0 of the run that this member leaves. type: FAILED or REFUSED. */
 void ddstore__file_note(ddstore__file *f, char type, const uint8_t run[16],
                         const ddstore_error *why);

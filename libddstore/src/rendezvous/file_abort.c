@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+#define LAST_CALL (300 * DDSTORE__MS) /* for the rest of a second group to show itself */
+
 /* A failure of one's own memory or network is to the others the loss of a member. */
 static int code_for_others(int code)
 {
@@ -16,23 +18,54 @@ static int code_for_others(int code)
     }
 }
 
-void ddstore__file_abort(ddstore__file *f, const uint8_t *entries, size_t bytes,
-                         const ddstore_error *why)
+/* All that say hello now, as entries of an abort. */
+struct callers {
+    uint8_t *entries;
+    size_t bytes, room;
+};
+
+static int add_caller(void *arg, const char *text)
+{
+    struct callers *c = arg;
+    ddstore__exchange_name name;
+    if (!ddstore__exchange_name_parse(text, &name) ||
+        (name.type != DDSTORE__X_HELLO && name.type != DDSTORE__X_ACK))
+        return 0;
+    if (c->bytes + DDSTORE__ENTRY > c->room) {
+        size_t room = c->room ? 2 * c->room : 64 * DDSTORE__ENTRY;
+        uint8_t *more = realloc(c->entries, room);
+        if (!more)
+            return 1;
+        c->entries = more;
+        c->room = room;
+    }
+    ddstore__entry_put(c->entries + c->bytes, name.rank, name.own);
+    c->bytes += DDSTORE__ENTRY;
+    return 0;
+}
+
+void ddstore__file_abort(ddstore__file *f, const ddstore_error *why)
 {
     uint8_t note[DDSTORE__NOTE_LONGEST];
     char text[DDSTORE__EXCHANGE_NAME];
     size_t note_bytes;
     ddstore__exchange x;
+    struct callers callers = {0};
     ddstore__exchange_name name = {.type = DDSTORE__X_ABORT};
+    f->aborted = true;
+    if (why->code == DDSTORE_ECONFLICT)
+        ddstore__sleep_ns(LAST_CALL);
+    (void)ddstore__dir_scan(f->in, add_caller, &callers, NULL);
     memcpy(name.run, f->run, 16);
     ddstore__exchange_name_format(&name, text);
     ddstore__note_put(why, note, &note_bytes);
     ddstore__file_sign(f, DDSTORE__X_ABORT, &x);
-    x.head = entries;
-    x.head_bytes = bytes;
+    x.head = callers.entries;
+    x.head_bytes = callers.bytes;
     x.body = note;
     x.body_bytes = note_bytes;
     (void)ddstore__file_write(f, f->out, text, &x, NULL); /* they have deadlines */
+    free(callers.entries);
 }
 
 void ddstore__file_note(ddstore__file *f, char type, const uint8_t run[16],

@@ -3,6 +3,9 @@
 
 #include <stdlib.h>
 
+/* Who answered another run may be in it still: its commit may only just have appeared. */
+#define ELSEWHERE_GRACE DDSTORE__S
+
 int ddstore__lead_init(ddstore__lead *l, ddstore__file *f, ddstore_error *err)
 {
     memset(l, 0, sizeof(*l));
@@ -50,6 +53,7 @@ static ddstore__candidate *add(ddstore__lead *l, uint32_t rank, const uint8_t ow
     ddstore__candidate *c = &l->list[l->n];
     memset(c, 0, sizeof(*c));
     c->rank = rank;
+    c->since = ddstore__now_ns();
     memcpy(c->who.own, own, 16);
     int *head = head_of(l, rank);
     c->next = *head;
@@ -113,8 +117,10 @@ static int on_answer(ddstore__lead *l, const char *text, const ddstore__exchange
     memcpy(c->name, text, strlen(text) + 1);
     if (!c->whole)
         rc = read_hello(l, c);
-    bool acks = name->type == DDSTORE__X_ACK && c->whole &&
-                memcmp(name->run, l->f->run, 16) == 0 && name->number > c->acked;
+    bool ours = memcmp(name->run, l->f->run, 16) == 0;
+    c->elsewhere = name->type == DDSTORE__X_ACK && !ours;
+    bool acks =
+        name->type == DDSTORE__X_ACK && c->whole && ours && name->number > c->acked;
     if (rc || !acks)
         return rc;
     if (c->dropped)
@@ -153,6 +159,8 @@ int ddstore__lead_scan(ddstore__lead *l)
 /* One listing may miss a file that is just being renamed; two mean that it is gone. */
 bool ddstore__lead_counts(const ddstore__lead *l, const ddstore__candidate *c)
 {
+    if (c->elsewhere && ddstore__now_ns() - c->since < ELSEWHERE_GRACE)
+        return false;
     return c->whole && c->alive != 0 && !c->dropped && l->scan - c->scan < 2 &&
            c->size == (uint32_t)l->f->base.size && c->rank < c->size;
 }
@@ -179,25 +187,34 @@ static int wrong_size(ddstore__lead *l, const ddstore__candidate *c)
 /* Whether it is certain that the process behind the answer lives now. */
 static bool lives(const ddstore__lead *l, const ddstore__candidate *c)
 {
-    if (!c->whole || c->alive == 0 || l->scan - c->scan >= 2)
+    if (!c->whole || c->alive == 0 || c->elsewhere || l->scan != c->scan)
         return false;
     return c->alive == 1 || (c->acked && c->acked == l->number && !c->dropped);
+}
+
+/* A member that leaves and comes back may be listed under both nonces once, not twice. */
+static bool are_rivals(const ddstore__lead *l, ddstore__candidate *c,
+                       const ddstore__candidate *o)
+{
+    if (o->rank != c->rank || !lives(l, o))
+        return false;
+    bool again = c->rival && c->rival == l->scan - 1;
+    c->rival = l->scan;
+    return again;
 }
 
 int ddstore__lead_conflicts(ddstore__lead *l)
 {
     for (int i = 0; i < l->n; i++) {
-        const ddstore__candidate *c = &l->list[i];
+        ddstore__candidate *c = &l->list[i];
         if (!lives(l, c))
             continue;
         if (c->size != (uint32_t)l->f->base.size)
             return wrong_size(l, c);
-        for (int k = c->next; k >= 0; k = l->list[k].next) {
-            const ddstore__candidate *o = &l->list[k];
-            if (o->rank == c->rank && lives(l, o))
-                return ddstore__file_duplicate(l->f, c->rank, &c->who.from, &o->who.from,
-                                               l->err);
-        }
+        for (int k = c->next; k >= 0; k = l->list[k].next)
+            if (are_rivals(l, c, &l->list[k]))
+                return ddstore__file_duplicate(l->f, c->rank, &c->who.from,
+                                               &l->list[k].who.from, l->err);
     }
     return DDSTORE_OK;
 }

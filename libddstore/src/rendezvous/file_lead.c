@@ -6,7 +6,6 @@
 #include <stdlib.h>
 
 #define EXTRAS_GRACE DDSTORE__S          /* for a second answer of one rank to show life */
-#define LAST_CALL (300 * DDSTORE__MS)    /* to name in an abort all that it concerns */
 
 static size_t count_of(const ddstore__lead *l, int rank)
 {
@@ -189,24 +188,6 @@ static int lead(ddstore__lead *l)
     }
 }
 
-/* All that answered are told, also those that came a moment too late to be seen. */
-static void give_up(ddstore__lead *l, ddstore_error *why)
-{
-    ddstore_error ignored;
-    if (why->code == DDSTORE_ECONFLICT) {
-        ddstore__sleep_ns(LAST_CALL);
-        l->err = &ignored;
-        (void)ddstore__lead_scan(l);
-    }
-    uint8_t *entries = malloc((size_t)l->n * DDSTORE__ENTRY + 1);
-    for (int i = 0; entries && i < l->n; i++)
-        ddstore__entry_put(entries + (size_t)i * DDSTORE__ENTRY, l->list[i].rank,
-                           l->list[i].who.own);
-    ddstore__file_abort(l->f, entries, entries ? (size_t)l->n * DDSTORE__ENTRY : 0, why);
-    free(entries);
-    l->f->aborted = true;
-}
-
 static int take_claim(ddstore__file *f, const ddstore__contact_probe *probe,
                       const ddstore__wait *wait, ddstore_error *why)
 {
@@ -245,7 +226,7 @@ int ddstore__file_lead(ddstore__file *f, const ddstore__contact_probe *probe,
         f->lead = f->self;
         rc = lead(&l);
         if (rc)
-            give_up(&l, &why);
+            ddstore__file_abort(f, &why);
     }
     ddstore__lead_free(&l);
     if (rc) {

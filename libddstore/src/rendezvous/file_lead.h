@@ -13,7 +13,10 @@ typedef struct ddstore__candidate {
     bool whole;     /* its file was read */
     bool dropped;   /* acknowledged nothing while all others did */
     int alive;      /* 1, 0, -1: can't tell from here */
+    bool elsewhere; /* it acknowledged another run's proposal */
     unsigned scan;  /* the last listing that showed it */
+    unsigned rival; /* the last listing that showed another living answer too; 0: none */
+    int64_t since;  /* when it was first listed */
     uint64_t acked; /* number of the proposal it acknowledged last */
     int next;       /* of the same rank; -1: none */
 } ddstore__candidate;

@@ -95,27 +95,6 @@ static int read_proposal(struct follow *m, const char *text,
     return ours;
 }
 
-static int on_proposal(struct follow *m, const char *text, const ddstore__exchange_name *name)
-{
-    ddstore__file_seen seen;
-    bool known = m->f->acked && memcmp(m->f->run, name->run, 16) == 0 &&
-                 name->number <= m->number;
-    if (known || was_examined(m, ddstore__hash64(text, strlen(text))))
-        return DDSTORE_OK;
-    int rc = read_proposal(m, text, name, &seen);
-    if (rc != 1)
-        return rc;
-    if (seen.x.size != (uint32_t)m->f->base.size)
-        return ddstore__fail(m->err, DDSTORE_EINVAL,
-                             "rank %d was told of %d members, rank 0 (%s:%u) of %u",
-                             m->f->base.rank, m->f->base.size, seen.x.from.host,
-                             seen.x.from.pid, seen.x.size);
-    m->id = seen.id;
-    m->f->lead = seen.x.from;
-    ddstore__poll_restart(&m->poll);
-    return acknowledge(m, name->run, name->number);
-}
-
 /* Rank 0 commits only what all have acknowledged, so a commit that holds this member's
  * nonce is its group's. Mostly it is the proposal's file, which needs no second reading. */
 static int on_commit(struct follow *m, const char *text, const ddstore__exchange_name *name)
@@ -137,6 +116,43 @@ static int on_commit(struct follow *m, const char *text, const ddstore__exchange
     }
     m->f->met = true;
     return 1;
+}
+
+/* The commit of the proposal that was acknowledged, whatever a listing shows. */
+static int look_for_commit(struct follow *m)
+{
+    char text[DDSTORE__EXCHANGE_NAME];
+    ddstore__exchange_name name = {.type = DDSTORE__X_COMMIT, .number = m->number};
+    if (!m->number)
+        return DDSTORE_OK;
+    memcpy(name.run, m->f->run, 16);
+    ddstore__exchange_name_format(&name, text);
+    return on_commit(m, text, &name);
+}
+
+static int on_proposal(struct follow *m, const char *text, const ddstore__exchange_name *name)
+{
+    ddstore__file_seen seen;
+    bool same_run = memcmp(m->f->run, name->run, 16) == 0;
+    bool known = m->f->acked && (!same_run || name->number <= m->number);
+    if (known || was_examined(m, ddstore__hash64(text, strlen(text))))
+        return DDSTORE_OK;
+    int rc = read_proposal(m, text, name, &seen);
+    if (rc != 1)
+        return rc;
+    if (seen.x.size != (uint32_t)m->f->base.size)
+        return ddstore__fail(m->err, DDSTORE_EINVAL,
+                             "rank %d was told of %d members, rank 0 (%s:%u) of %u",
+                             m->f->base.rank, m->f->base.size, seen.x.from.host,
+                             seen.x.from.pid, seen.x.size);
+    /* Whoever answers another run has left the former one for good. */
+    rc = same_run ? DDSTORE_OK : look_for_commit(m);
+    if (rc)
+        return rc;
+    m->id = seen.id;
+    m->f->lead = seen.x.from;
+    ddstore__poll_restart(&m->poll);
+    return acknowledge(m, name->run, name->number);
 }
 
 static int on_name(void *arg, const char *text)
@@ -161,18 +177,6 @@ static int on_name(void *arg, const char *text)
     }
 }
 
-/* A listing may be stale for long; the commit's name is known. */
-static int look_blindly(struct follow *m)
-{
-    char text[DDSTORE__EXCHANGE_NAME];
-    ddstore__exchange_name name = {.type = DDSTORE__X_COMMIT, .number = m->number};
-    if (!m->f->acked)
-        return DDSTORE_OK;
-    memcpy(name.run, m->f->run, 16);
-    ddstore__exchange_name_format(&name, text);
-    return on_commit(m, text, &name);
-}
-
 static int watch(struct follow *m)
 {
     ddstore__file_id id;
@@ -194,7 +198,7 @@ static int follow(struct follow *m)
     while (!rc) {
         rc = ddstore__dir_scan(m->f->out, on_name, m, m->err);
         if (!rc && ddstore__poll_blind_due(&m->poll))
-            rc = look_blindly(m);
+            rc = look_for_commit(m); /* a listing may be stale for long */
         if (!rc && ddstore__poll_watch_due(&m->poll))
             rc = watch(m);
         if (!rc && ddstore__poll_log_due(&m->poll))

@@ -31,7 +31,7 @@ void ddstore__poll_begin(ddstore__poll *p, ddstore__file *f, int64_t deadline_ns
     p->begun = ddstore__now_ns();
     p->next_log = p->begun + 10 * DDSTORE__S;
     p->next_watch = p->begun + watch_gap(p);
-    p->next_blind = p->begun + DDSTORE__S;
+    p->next_blind = p->begun + watch_gap(p);
     ddstore__poll_restart(p);
 }
 
@@ -89,7 +89,7 @@ bool ddstore__poll_blind_due(ddstore__poll *p)
 /* What err says stands only if a last look finds no result. */
 static int over(const ddstore__file *f, const char *what, ddstore_error *err)
 {
-    ddstore__fail(err, DDSTORE_EPEER,
+    ddstore__fill(err, DDSTORE_EPEER,
                   "rank 0 (%s:%u) %s before rank %d could read the result of step %llu in "
                   "%s: the group can't go on; close it",
                   f->lead.host, f->lead.pid, what, f->base.rank,

@@ -20,8 +20,6 @@ struct step {
     ddstore__ranks here;
     int missing;
     uint32_t blind;          /* where the next blind look begins */
-    uint8_t intruder[DDSTORE__ENTRY];
-    bool has_intruder;
     char result[DDSTORE__EXCHANGE_NAME], abort[DDSTORE__EXCHANGE_NAME];
     ddstore__file_seen seen; /* the result */
     ddstore_error *err;
@@ -84,12 +82,9 @@ static int meet_intruder(struct step *s, const char *text, const ddstore__exchan
     if (rc)
         return rc == DDSTORE_EKEY ? DDSTORE_OK : rc;
     if (seen.x.type == DDSTORE__X_HELLO && memcmp(seen.x.own, name->own, 16) == 0 &&
-        ddstore__process_alive(&seen.x.from) != 0) {
-        ddstore__entry_put(s->intruder, name->rank, name->own);
-        s->has_intruder = true;
+        ddstore__process_alive(&seen.x.from) != 0)
         rc = ddstore__file_duplicate(f, name->rank, &f->members[name->rank].from,
                                      &seen.x.from, s->err);
-    }
     free(seen.data);
     return rc;
 }
@@ -260,20 +255,6 @@ static int lead_step(struct step *s, const void *mine, size_t bytes, void **data
     return rc;
 }
 
-static void give_up(struct step *s, const ddstore_error *why)
-{
-    ddstore__file *f = s->f;
-    size_t n = 0, size = (size_t)f->base.size;
-    uint8_t *entries = malloc((size + 1) * DDSTORE__ENTRY);
-    for (size_t r = 1; entries && r < size; r++)
-        ddstore__entry_put(entries + DDSTORE__ENTRY * n++, (uint32_t)r, f->members[r].own);
-    if (entries && s->has_intruder)
-        memcpy(entries + DDSTORE__ENTRY * n++, s->intruder, DDSTORE__ENTRY);
-    ddstore__file_abort(f, entries, DDSTORE__ENTRY * n, why);
-    f->aborted = true;
-    free(entries);
-}
-
 /* -- the others -- */
 
 static int contribute(struct step *s, const void *mine, size_t bytes)
@@ -398,7 +379,7 @@ int ddstore__file_step(ddstore__file *f, uint32_t op, const void *mine, size_t b
     free(*data);
     *data = NULL;
     if (f->base.rank == 0 && f->base.size > 1)
-        give_up(&s, &why);
+        ddstore__file_abort(f, &why);
     else if (f->base.rank != 0 && !f->aborted)
         ddstore__file_note(f, DDSTORE__X_FAILED, f->run, &why);
     if (err)

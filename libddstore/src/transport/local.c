@@ -18,7 +18,8 @@ static void settle(ddstore__attachment *a, uint8_t *map)
 {
     if (map) {
         a->closing = &((const ddstore__head *)(const void *)map)->closing;
-        atomic_store_explicit(&a->data, map + DDSTORE__HEAD_BYTES, memory_order_release);
+        atomic_store_explicit(&a->data, map + DDSTORE__HEAD_BYTES,
+                              memory_order_release);
     }
     atomic_store_explicit(&a->settled, 1, memory_order_release);
 }
@@ -27,7 +28,8 @@ void ddstore__attach(ddstore__attachment *a, const ddstore__access *access)
 {
     char why[160];
     a->lost = &a->peer->lost;
-    if (a->peer->self && (a->own = ddstore__segment_find(a->at.id, access->ticket.run))) {
+    if (a->peer->self &&
+        (a->own = ddstore__segment_find(a->at.id, access->ticket.run))) {
         settle(a, a->own->map);
         return;
     }
@@ -69,7 +71,8 @@ int ddstore__mapped_error(const ddstore__attachment *a, ddstore_error *err)
     return ddstore__peer_lost_error(a->peer, err);
 }
 
-void ddstore__copy_rows(uint8_t *dst, const uint8_t *const *src, size_t n, size_t row_bytes)
+void ddstore__copy_rows(uint8_t *dst, const uint8_t *const *src, size_t n,
+                        size_t row_bytes)
 {
     size_t ahead = row_bytes < 512 ? row_bytes : 512;
     for (size_t i = 0; i < n; i++) {

@@ -62,24 +62,40 @@ static void note_limits(ddstore__ofi *ofi, const ddstore__settings *settings)
                      !ddstore__ofi_name_matches(ofi->provider, "ucx");
 }
 
-static int open_objects(ddstore__ofi *ofi, ddstore_error *err)
+static int open_side(ddstore__ofi *ofi, ddstore__ofi_side *side, ddstore_error *err)
 {
     struct fi_av_attr av = {.type = ofi->info->domain_attr->av_type};
-    const char *what = "can't open the fabric";
     if (av.type == FI_AV_UNSPEC)
         av.type = FI_AV_TABLE;
-    int rc = ofi->api->fabric(ofi->info->fabric_attr, &ofi->fabric, NULL);
-    if (rc == 0) {
-        what = "can't open the domain";
-        rc = fi_domain(ofi->fabric, ofi->info, &ofi->domain, NULL);
-    }
-    if (rc == 0) {
-        what = "can't open an address vector";
-        rc = fi_av_open(ofi->domain, &av, &ofi->av, NULL);
-    }
+    int rc = fi_domain(ofi->fabric, ofi->info, &side->domain, NULL);
     if (rc != 0)
-        return ddstore__ofi_fail(ofi, err, rc, what);
-    rc = ddstore__ofi_endpoint(ofi, &ofi->ep, &ofi->cq, err);
+        return ddstore__ofi_fail(ofi, err, rc, "can't open the domain");
+    rc = fi_av_open(side->domain, &av, &side->av, NULL);
+    return rc == 0 ? 0
+                   : ddstore__ofi_fail(ofi, err, rc, "can't open an address vector");
+}
+
+/* The progress of libfabric's TCP is its domain's: with readers on the server's domain,
+ * each completion of theirs wakes the server, too, and a batch takes 1.3 times as long.
+ */
+static bool wants_two_sides(const ddstore__ofi *ofi)
+{
+    return ddstore__ofi_name_matches(ofi->provider, "tcp") ||
+           ddstore__ofi_name_matches(ofi->provider, "net");
+}
+
+static int open_objects(ddstore__ofi *ofi, ddstore_error *err)
+{
+    int rc = ofi->api->fabric(ofi->info->fabric_attr, &ofi->fabric, NULL);
+    if (rc != 0)
+        return ddstore__ofi_fail(ofi, err, rc, "can't open the fabric");
+    rc = open_side(ofi, &ofi->serving, err);
+    if (rc == 0 && wants_two_sides(ofi))
+        rc = open_side(ofi, &ofi->reading, err);
+    else
+        ofi->reading = ofi->serving;
+    if (rc == 0)
+        rc = ddstore__ofi_endpoint(ofi, &ofi->serving, &ofi->ep, &ofi->cq, err);
     if (rc != 0)
         return rc;
     ofi->address_bytes = sizeof(ofi->address);
@@ -217,6 +233,14 @@ static void free_ofi(ddstore__ofi *ofi)
     free(ofi);
 }
 
+static void close_side(ddstore__ofi_side *side)
+{
+    if (side->av)
+        fi_close(&side->av->fid);
+    if (side->domain)
+        fi_close(&side->domain->fid);
+}
+
 void ddstore__ofi_close(ddstore__ofi *ofi)
 {
     if (!ofi)
@@ -234,10 +258,9 @@ void ddstore__ofi_close(ddstore__ofi *ofi)
         fi_close(&ofi->cq->fid);
     if (left > 0) /* their endpoints use all the rest: it stays */
         return;
-    if (ofi->av)
-        fi_close(&ofi->av->fid);
-    if (ofi->domain)
-        fi_close(&ofi->domain->fid);
+    if (ofi->reading.domain != ofi->serving.domain)
+        close_side(&ofi->reading);
+    close_side(&ofi->serving);
     if (ofi->fabric)
         fi_close(&ofi->fabric->fid);
     ofi->api->freeinfo(ofi->info);
@@ -303,7 +326,7 @@ static int insert(ddstore__ofi *ofi, const ddstore__ofi_peer *peer, fi_addr_t *o
     ddstore__ofi_known *k = calloc(1, sizeof(*k) + peer->bytes);
     if (!k)
         return -FI_ENOMEM;
-    int n = fi_av_insert(ofi->av, peer->address, 1, &k->addr, 0, NULL);
+    int n = fi_av_insert(ofi->reading.av, peer->address, 1, &k->addr, 0, NULL);
     if (n != 1) {
         free(k);
         return n < 0 ? n : -FI_EINVAL;

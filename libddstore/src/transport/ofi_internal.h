@@ -61,6 +61,12 @@ bool ddstore__ofi_link_local(const struct fi_info *info);    /* fe80::... */
 
 /* -- ofi_reader.c -- */
 
+/* A domain with its addresses. */
+typedef struct ddstore__ofi_side {
+    struct fid_domain *domain;
+    struct fid_av *av;
+} ddstore__ofi_side;
+
 typedef struct ddstore__ofi_op {
     struct fi_context2 context; /* the provider's, while the read is in flight */
     struct ddstore__ofi_op *next;
@@ -92,9 +98,9 @@ typedef union ddstore__ofi_cq_error {
     char room[256];
 } ddstore__ofi_cq_error;
 
-/* Opens an endpoint with its completion queue on the domain. */
-int ddstore__ofi_endpoint(ddstore__ofi *ofi, struct fid_ep **ep, struct fid_cq **cq,
-                          ddstore_error *err);
+/* Opens an endpoint with its completion queue on that side's domain. */
+int ddstore__ofi_endpoint(ddstore__ofi *ofi, const ddstore__ofi_side *side,
+                          struct fid_ep **ep, struct fid_cq **cq, ddstore_error *err);
 int ddstore__ofi_acquire(ddstore__ofi *ofi, ddstore__ofi_reader **out,
                          ddstore_error *err);
 /* Gives a reader back; with reads still in flight it is set aside until they have
@@ -172,12 +178,11 @@ struct ddstore__ofi {
     unsigned generation;
     struct fi_info *info;
     struct fid_fabric *fabric;
-    struct fid_domain *domain;
-    struct fid_av *av;
-    struct fid_ep *ep; /* serves the peers' reads */
+    ddstore__ofi_side serving, reading; /* mostly one and the same */
+    struct fid_ep *ep;                  /* serves the peers' reads */
     struct fid_cq *cq;
     bool can_sleep; /* completion queues have wait objects */
-    bool serving;
+    bool has_server;
     pthread_t server;
     atomic_int stop;
     char provider[96], domain_name[96];

@@ -35,8 +35,8 @@ uint64_t ddstore__ofi_next_key(ddstore__ofi_keys *keys, size_t bytes)
 
 /* ---- registration ---- */
 
-static int register_mr(ddstore__ofi *ofi, void *data, uint64_t bytes, uint64_t access,
-                       struct fid_mr **out)
+static int register_mr(ddstore__ofi *ofi, struct fid_domain *domain, void *data,
+                       uint64_t bytes, uint64_t access, struct fid_mr **out)
 {
     int rc = -FI_ENOKEY;
     pthread_mutex_lock(&ofi->domain_lock);
@@ -47,7 +47,7 @@ static int register_mr(ddstore__ofi *ofi, void *data, uint64_t bytes, uint64_t a
                 ddstore__ofi_next_key(&ofi->keys, ofi->info->domain_attr->mr_key_size);
         if (key == FI_KEY_NOTAVAIL)
             continue;
-        rc = fi_mr_reg(ofi->domain, data, bytes, access, 0, key, 0, out, NULL);
+        rc = fi_mr_reg(domain, data, bytes, access, 0, key, 0, out, NULL);
         if (ofi->mr_mode & FI_MR_PROV_KEY)
             break;
     }
@@ -64,11 +64,12 @@ static int bind_mr(const ddstore__ofi *ofi, struct fid_mr *mr, struct fid_ep *ep
     return rc == 0 ? fi_mr_enable(mr) : rc;
 }
 
-static int make_mr(ddstore__ofi *ofi, struct fid_ep *ep, void *data, uint64_t bytes,
-                   uint64_t access, struct fid_mr **out, ddstore_error *err)
+static int make_mr(ddstore__ofi *ofi, struct fid_domain *domain, struct fid_ep *ep,
+                   void *data, uint64_t bytes, uint64_t access, struct fid_mr **out,
+                   ddstore_error *err)
 {
     *out = NULL;
-    int rc = register_mr(ofi, data, bytes, access, out);
+    int rc = register_mr(ofi, domain, data, bytes, access, out);
     if (rc == 0 && (rc = bind_mr(ofi, *out, ep)) != 0) {
         fi_close(&(*out)->fid);
         *out = NULL;
@@ -84,7 +85,7 @@ static int make_mr(ddstore__ofi *ofi, struct fid_ep *ep, void *data, uint64_t by
 int ddstore__ofi_local_mr(ddstore__ofi *ofi, struct fid_ep *ep, void *data,
                           uint64_t bytes, struct fid_mr **out, ddstore_error *err)
 {
-    return make_mr(ofi, ep, data, bytes, FI_READ, out, err);
+    return make_mr(ofi, ofi->reading.domain, ep, data, bytes, FI_READ, out, err);
 }
 
 int ddstore__ofi_expose(ddstore__ofi *ofi, void *base, uint64_t bytes,
@@ -100,7 +101,8 @@ int ddstore__ofi_expose(ddstore__ofi *ofi, void *base, uint64_t bytes,
     mr->ofi = ofi;
     mr->generation = ofi->generation;
     if (bytes > 0) { /* nobody reads an empty one */
-        int rc = make_mr(ofi, ofi->ep, base, bytes, FI_REMOTE_READ, &mr->mr, err);
+        int rc = make_mr(ofi, ofi->serving.domain, ofi->ep, base, bytes, FI_REMOTE_READ,
+                         &mr->mr, err);
         if (rc != 0) {
             free(mr);
             return rc;

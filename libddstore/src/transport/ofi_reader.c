@@ -6,37 +6,37 @@
 
 #define ENTRIES 64
 
-static int open_queue(ddstore__ofi *ofi, struct fid_cq **cq)
+static int open_queue(ddstore__ofi *ofi, struct fid_domain *domain, struct fid_cq **cq)
 {
     struct fi_cq_attr attr = {
         .size = ofi->depth,
         .format = FI_CQ_FORMAT_CONTEXT,
         .wait_obj = ofi->can_sleep ? FI_WAIT_UNSPEC : FI_WAIT_NONE,
     };
-    int rc = fi_cq_open(ofi->domain, &attr, cq, NULL);
+    int rc = fi_cq_open(domain, &attr, cq, NULL);
     if (rc != 0 && ofi->can_sleep && !ofi->ep) {
         attr.wait_obj = FI_WAIT_NONE; /* the first queue finds out for all */
-        rc = fi_cq_open(ofi->domain, &attr, cq, NULL);
+        rc = fi_cq_open(domain, &attr, cq, NULL);
         ofi->can_sleep = rc != 0;
     }
     return rc;
 }
 
-int ddstore__ofi_endpoint(ddstore__ofi *ofi, struct fid_ep **ep, struct fid_cq **cq,
-                          ddstore_error *err)
+int ddstore__ofi_endpoint(ddstore__ofi *ofi, const ddstore__ofi_side *side,
+                          struct fid_ep **ep, struct fid_cq **cq, ddstore_error *err)
 {
     const char *what = "can't open a completion queue";
     *ep = NULL;
     *cq = NULL;
     pthread_mutex_lock(&ofi->domain_lock);
-    int rc = open_queue(ofi, cq);
+    int rc = open_queue(ofi, side->domain, cq);
     if (rc == 0) {
         what = "can't open an endpoint";
-        rc = fi_endpoint(ofi->domain, ofi->info, ep, NULL);
+        rc = fi_endpoint(side->domain, ofi->info, ep, NULL);
     }
     if (rc == 0) {
         what = "can't enable an endpoint";
-        rc = fi_ep_bind(*ep, &ofi->av->fid, 0);
+        rc = fi_ep_bind(*ep, &side->av->fid, 0);
     }
     if (rc == 0)
         rc = fi_ep_bind(*ep, &(*cq)->fid, FI_TRANSMIT | FI_RECV);
@@ -91,7 +91,7 @@ static int reader_open(ddstore__ofi *ofi, ddstore__ofi_reader **out, ddstore_err
         reader->ops[i].next = reader->free_ops;
         reader->free_ops = &reader->ops[i];
     }
-    int rc = ddstore__ofi_endpoint(ofi, &reader->ep, &reader->cq, err);
+    int rc = ddstore__ofi_endpoint(ofi, &ofi->reading, &reader->ep, &reader->cq, err);
     if (rc != 0) {
         ddstore__ofi_retire(ofi, reader);
         return rc;

@@ -55,17 +55,17 @@ int ddstore__ofi_server_start(ddstore__ofi *ofi, ddstore_error *err)
     if (rc != 0)
         return ddstore__fail_errno(err, rc, "can't start a thread that serves reads");
     (void)pthread_setname_np(ofi->server, "ddstore-ofi");
-    ofi->serving = true;
+    ofi->has_server = true;
     return 0;
 }
 
 void ddstore__ofi_server_stop(ddstore__ofi *ofi)
 {
-    if (!ofi->serving)
+    if (!ofi->has_server)
         return;
     atomic_store(&ofi->stop, 1);
     if (ofi->can_sleep)
         (void)fi_cq_signal(ofi->cq);
     pthread_join(ofi->server, NULL);
-    ofi->serving = false;
+    ofi->has_server = false;
 }

@@ -14,10 +14,11 @@ static int ask_late_peer(void *arg, uint32_t tag, ddstore_error *err)
 {
     const struct late *late = arg;
     ddstore__peer *peer = late->requests[tag].from->peer;
-    int rc = atomic_load(&peer->lost)
-                 ? ddstore__peer_lost_error(peer, err)
-                 : ddstore__channel_ask(peer, &late->access->ticket, &late->access->patience,
-                                        DDSTORE__PING, NULL, NULL, NULL, err);
+    int rc =
+        atomic_load(&peer->lost)
+            ? ddstore__peer_lost_error(peer, err)
+            : ddstore__channel_ask(peer, &late->access->ticket, &late->access->patience,
+                                   DDSTORE__PING, NULL, NULL, NULL, err);
     if (rc)
         *late->failed = tag;
     return rc;
@@ -32,8 +33,8 @@ static int open_peer(ddstore__attachment *a, const ddstore__access *access,
         return ddstore__peer_lost_error(peer, err);
     pthread_mutex_lock(&peer->lock);
     if (!peer->ofi)
-        rc = ddstore__ofi_peer_open(access->ofi, peer->contact.ofi, peer->contact.ofi_bytes,
-                                    &peer->ofi, err);
+        rc = ddstore__ofi_peer_open(access->ofi, peer->contact.ofi,
+                                    peer->contact.ofi_bytes, &peer->ofi, err);
     *out = peer->ofi;
     pthread_mutex_unlock(&peer->lock);
     return rc;
@@ -67,7 +68,8 @@ static int prove(const ddstore__access *access, const ddstore__request *q,
     ddstore__attachment *a = q->from;
     ddstore__times times = {0};
     bool poisoned = false;
-    uint8_t *token = calloc(1, 16); /* not of the stack: a late read may still write it */
+    uint8_t *token =
+        calloc(1, 16); /* not of the stack: a late read may still write it */
     if (!token)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the self-test");
     ddstore__ofi_piece piece = {
@@ -83,25 +85,26 @@ static int prove(const ddstore__access *access, const ddstore__request *q,
     if (!poisoned)
         free(token);
     if (!rc && !same)
-        rc = ddstore__fail(err, DDSTORE_EFABRIC,
-                             "provider %s delivers wrong data (self-test of process %u on "
-                             "host %s): set DDSTORE_FABRIC=tcp",
-                             ddstore__ofi_provider(access->ofi),
-                             a->peer->contact.process.pid, a->peer->contact.process.host);
+        rc =
+            ddstore__fail(err, DDSTORE_EFABRIC,
+                          "provider %s delivers wrong data (self-test of process %u on "
+                          "host %s): set DDSTORE_FABRIC=tcp",
+                          ddstore__ofi_provider(access->ofi),
+                          a->peer->contact.process.pid, a->peer->contact.process.host);
     if (same)
         atomic_store(&a->proven, true);
     return rc;
 }
 
 int ddstore__rdma_read(ddstore__reader *reader, const ddstore__access *access,
-                       const ddstore__request *requests, size_t n, ddstore__times *times,
-                       size_t *failed, ddstore_error *err)
+                       const ddstore__request *requests, size_t n,
+                       ddstore__times *times, size_t *failed, ddstore_error *err)
 {
     size_t total = 0, used = 0;
     for (size_t i = 0; i < n; i++)
         total += requests[i].n;
-    ddstore__ofi_piece *pieces = ddstore__reader_scratch(reader, DDSTORE__SCRATCH_SEND,
-                                                         total * sizeof(*pieces));
+    ddstore__ofi_piece *pieces =
+        ddstore__reader_scratch(reader, DDSTORE__SCRATCH_SEND, total * sizeof(*pieces));
     if (!pieces)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a read");
     for (size_t i = 0; i < n; i++) {

@@ -1,5 +1,5 @@
-/* Path 3: one request a peer with the list of its runs; the answers are received straight
- * into the caller's rows, from whichever peer has some. */
+/* Path 3: one request a peer with the list of its runs; the answers are received
+ * straight into the caller's rows, from whichever peer has some. */
 #include "transport.h"
 
 #include <poll.h>
@@ -15,17 +15,18 @@
 struct ddstore__stream {
     const ddstore__request *request;
     ddstore__channel *ch;
-    size_t first, last;         /* pieces of the READ that is under way */
-    size_t at_piece;            /* the next byte goes to this piece ... */
-    uint64_t at_byte;           /* ... at this byte */
-    uint64_t expected, got;     /* bytes of the answer, its head included */
-    int64_t deadline_ns;        /* moved on by every byte */
-    int64_t look_ns;            /* when to look at the store and the host's signals again */
-    int tries;                  /* connections that broke since the last progress */
+    size_t first, last;     /* pieces of the READ that is under way */
+    size_t at_piece;        /* the next byte goes to this piece ... */
+    uint64_t at_byte;       /* ... at this byte */
+    uint64_t expected, got; /* bytes of the answer, its head included */
+    int64_t deadline_ns;    /* moved on by every byte */
+    int64_t look_ns;        /* when to look at the store and the host's signals again */
+    int tries;              /* connections that broke since the last progress */
     uint8_t head[DDSTORE__FRAME_BYTES];
 };
 
-/* Encodes the READ of pieces from `first` on; adjacent pieces are one run on the wire. */
+/* Encodes the READ of pieces from `first` on; adjacent pieces are one run on the wire.
+ */
 static size_t encode(ddstore__stream *s, uint8_t *out)
 {
     const ddstore__request *q = s->request;
@@ -47,11 +48,10 @@ static size_t encode(ddstore__stream *s, uint8_t *out)
         end = p->offset + p->bytes;
         sum += p->bytes;
     }
-    ddstore__frame_encode(&(ddstore__frame){.type = DDSTORE__READ,
-                                            .count = n,
-                                            .segment = q->from->at.id,
-                                            .bytes = sum},
-                          out);
+    ddstore__frame_encode(
+        &(ddstore__frame){
+            .type = DDSTORE__READ, .count = n, .segment = q->from->at.id, .bytes = sum},
+        out);
     s->last = i;
     s->at_piece = s->first;
     s->at_byte = s->got = 0;
@@ -60,13 +60,14 @@ static size_t encode(ddstore__stream *s, uint8_t *out)
 }
 
 /* Sends the next READ, on a new connection as often as the old one turns out broken. */
-static int ask(ddstore__reader *reader, const ddstore__access *access, ddstore__stream *s,
-               ddstore_error *err)
+static int ask(ddstore__reader *reader, const ddstore__access *access,
+               ddstore__stream *s, ddstore_error *err)
 {
     size_t pieces = s->request->n - s->first;
     size_t room = pieces < DDSTORE__RUNS_MAX ? pieces : DDSTORE__RUNS_MAX;
-    uint8_t *out = ddstore__reader_scratch(
-        reader, DDSTORE__SCRATCH_SEND, DDSTORE__FRAME_BYTES + room * DDSTORE__RUN_BYTES);
+    uint8_t *out =
+        ddstore__reader_scratch(reader, DDSTORE__SCRATCH_SEND,
+                                DDSTORE__FRAME_BYTES + room * DDSTORE__RUN_BYTES);
     if (!out)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a request");
     size_t bytes = encode(s, out);
@@ -92,7 +93,8 @@ static size_t gather(const ddstore__stream *s, struct iovec *iov)
     size_t n = 0;
     uint64_t skip = s->at_byte;
     if (s->got < DDSTORE__FRAME_BYTES)
-        iov[n++] = (struct iovec){(void *)(s->head + s->got), DDSTORE__FRAME_BYTES - s->got};
+        iov[n++] =
+            (struct iovec){(void *)(s->head + s->got), DDSTORE__FRAME_BYTES - s->got};
     for (size_t i = s->at_piece; i < s->last && n < IOVS; i++, skip = 0) {
         const ddstore__piece *p = &s->request->pieces[i];
         uint8_t *at = p->dst + skip;
@@ -155,21 +157,24 @@ static int check_head(ddstore__stream *s, ddstore_error *err)
 {
     ddstore__frame f;
     if (!ddstore__frame_decode(s->head, &f))
-        return ddstore__fail(err, DDSTORE_EFABRIC, "the peer's answer can't be understood");
+        return ddstore__fail(err, DDSTORE_EFABRIC,
+                             "the peer's answer can't be understood");
     if (f.type != DDSTORE__DATA)
         return take_refusal(s, &f, err);
     if (f.bytes != s->expected - DDSTORE__FRAME_BYTES)
-        return ddstore__fail(err, DDSTORE_EFABRIC, "the peer's answer has the wrong length");
+        return ddstore__fail(err, DDSTORE_EFABRIC,
+                             "the peer's answer has the wrong length");
     return DDSTORE_OK;
 }
 
-static int broke(ddstore__reader *reader, const ddstore__access *access, ddstore__stream *s,
-                 ddstore_error *err)
+static int broke(ddstore__reader *reader, const ddstore__access *access,
+                 ddstore__stream *s, ddstore_error *err)
 {
     ddstore__channel_discard(s->ch);
     s->ch = NULL;
     if (s->tries++ >= TRIES)
-        return ddstore__fail(err, DDSTORE_EPEER, "the connection broke %d times", s->tries);
+        return ddstore__fail(err, DDSTORE_EPEER, "the connection broke %d times",
+                             s->tries);
     return ask(reader, access, s, err);
 }
 
@@ -185,15 +190,16 @@ static int late(ddstore__stream *s, const ddstore__access *access, ddstore_error
 }
 
 /* Progress moves the deadline; now and then it is asked whether to go on at all. */
-static int went_on(ddstore__stream *s, const ddstore__access *access, ddstore_error *err)
+static int went_on(ddstore__stream *s, const ddstore__access *access,
+                   ddstore_error *err)
 {
     int64_t now = ddstore__now_ns();
     s->deadline_ns = now + access->patience.timeout_ns;
     if (now < s->look_ns)
         return DDSTORE_OK;
     s->look_ns = now + SLICE_MS * DDSTORE__MS;
-    return ddstore__wait_check(&(ddstore__wait){DDSTORE__FOREVER, access->patience.closed},
-                               err);
+    return ddstore__wait_check(
+        &(ddstore__wait){DDSTORE__FOREVER, access->patience.closed}, err);
 }
 
 /* One receive: 1 all answers of the stream are in, 0 more is to come, < 0 a code. */
@@ -238,11 +244,11 @@ static int fail(ddstore__stream *streams, size_t n, int rc)
 }
 
 int ddstore__tcp_begin(ddstore__reader *reader, const ddstore__access *access,
-                       const ddstore__request *requests, size_t n, ddstore__stream **out,
-                       size_t *failed, ddstore_error *err)
+                       const ddstore__request *requests, size_t n,
+                       ddstore__stream **out, size_t *failed, ddstore_error *err)
 {
-    ddstore__stream *streams = ddstore__reader_scratch(reader, DDSTORE__SCRATCH_STREAMS,
-                                                       n * sizeof(*streams));
+    ddstore__stream *streams =
+        ddstore__reader_scratch(reader, DDSTORE__SCRATCH_STREAMS, n * sizeof(*streams));
     if (!streams)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a read");
     memset(streams, 0, n * sizeof(*streams));
@@ -269,7 +275,8 @@ static int finish_many(ddstore__reader *reader, const ddstore__access *access,
     int rc = DDSTORE_OK;
     for (size_t open = n; open && rc >= 0;) {
         for (size_t i = 0; i < n; i++)
-            polls[i] = (struct pollfd){streams[i].ch ? streams[i].ch->fd : -1, POLLIN, 0};
+            polls[i] =
+                (struct pollfd){streams[i].ch ? streams[i].ch->fd : -1, POLLIN, 0};
         int ready = poll(polls, n, SLICE_MS);
         for (size_t i = 0; i < n && rc >= 0; i++) {
             if (!streams[i].ch)

@@ -12,7 +12,7 @@ typedef struct ddstore__access {
     ddstore__patience patience;
     ddstore__ofi *ofi; /* NULL: path 3 */
     uint64_t max_read_bytes;
-    bool map;          /* DDSTORE_SHM */
+    bool map; /* DDSTORE_SHM */
 } ddstore__access;
 
 /* A peer's segment as this process sees it. Attached on first need; `data` then tells
@@ -45,7 +45,8 @@ static inline bool ddstore__mapped_ok(const ddstore__attachment *a)
 int ddstore__mapped_error(const ddstore__attachment *a, ddstore_error *err);
 
 /* Copies n pieces of row_bytes from src[i] to dst + i * row_bytes. */
-void ddstore__copy_rows(uint8_t *dst, const uint8_t *const *src, size_t n, size_t row_bytes);
+void ddstore__copy_rows(uint8_t *dst, const uint8_t *const *src, size_t n,
+                        size_t row_bytes);
 
 /* -- what paths 2 and 3 read -- */
 
@@ -74,8 +75,8 @@ typedef struct ddstore__stream ddstore__stream;
 /* Sends all requests (n streams of the reader's scratch memory). On failure nothing is
  * under way any more; *failed is the request's number. */
 int ddstore__tcp_begin(ddstore__reader *reader, const ddstore__access *access,
-                       const ddstore__request *requests, size_t n, ddstore__stream **out,
-                       size_t *failed, ddstore_error *err);
+                       const ddstore__request *requests, size_t n,
+                       ddstore__stream **out, size_t *failed, ddstore_error *err);
 /* Takes the answers as they come. */
 int ddstore__tcp_finish(ddstore__reader *reader, const ddstore__access *access,
                         ddstore__stream *streams, size_t n, size_t *failed,
@@ -84,7 +85,7 @@ int ddstore__tcp_finish(ddstore__reader *reader, const ddstore__access *access,
 /* -- rdma.c: path 2, over ofi.h -- */
 
 int ddstore__rdma_read(ddstore__reader *reader, const ddstore__access *access,
-                       const ddstore__request *requests, size_t n, ddstore__times *times,
-                       size_t *failed, ddstore_error *err);
+                       const ddstore__request *requests, size_t n,
+                       ddstore__times *times, size_t *failed, ddstore_error *err);
 
 #endif

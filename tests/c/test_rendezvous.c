@@ -1,0 +1,347 @@
+/* One conformance suite over the back ends that need no launcher: self, file, callback. */
+#include "rendezvous_help.h"
+
+#include "rendezvous/exchange_dir.h"
+
+/* -- the back ends -- */
+
+/* A host program's allgather, for members that are threads of one process. */
+struct host {
+    pthread_barrier_t barrier;
+    uint8_t *all;
+    size_t room;
+    int closed;
+    int fail_after; /* calls; -1: never */
+};
+
+struct host_member {
+    struct host *host;
+    int rank, size, calls;
+};
+
+static int host_allgather(void *arg, const void *mine, size_t bytes, void *all)
+{
+    struct host_member *m = arg;
+    struct host *h = m->host;
+    if (h->fail_after >= 0 && m->calls++ >= h->fail_after)
+        return 77;
+    pthread_barrier_wait(&h->barrier);
+    if (m->rank == 0 && bytes * (size_t)m->size > h->room) {
+        h->room = bytes * (size_t)m->size;
+        h->all = realloc(h->all, h->room);
+    }
+    pthread_barrier_wait(&h->barrier);
+    memcpy(h->all + bytes * (size_t)m->rank, mine, bytes);
+    pthread_barrier_wait(&h->barrier);
+    memcpy(all, h->all, bytes * (size_t)m->size);
+    return 0;
+}
+
+static void host_close(void *arg)
+{
+    struct host_member *m = arg;
+    __atomic_fetch_add(&m->host->closed, 1, __ATOMIC_SEQ_CST);
+    free(m);
+}
+
+enum backend { SELF, FILES, CALLBACK };
+
+struct suite {
+    enum backend backend;
+    struct host host;
+    atomic_int round[64];
+};
+
+static ddstore_comm *open_comm(struct suite *s, int rank, int size)
+{
+    ddstore_comm *comm = NULL;
+    ddstore_error err = {0};
+    int rc = 0;
+    if (s->backend == SELF)
+        rc = ddstore_comm_open_self(&comm, &err);
+    else if (s->backend == FILES)
+        return open_or_die(rank, size, 30);
+    else {
+        struct host_member *m = calloc(1, sizeof(*m));
+        *m = (struct host_member){&s->host, rank, size, 0};
+        ddstore_comm_callbacks how = {rank, size, host_allgather, host_close, m};
+        rc = ddstore_comm_open_callbacks(&how, &comm, &err);
+    }
+    if (rc) {
+        fprintf(stderr, "open: %s\n", err.message);
+        abort();
+    }
+    return comm;
+}
+
+static void with_suite(enum backend backend, int size, void (*fn)(int, int, void *))
+{
+    struct suite s = {.backend = backend, .host = {.fail_after = -1}};
+    pthread_barrier_init(&s.host.barrier, NULL, (unsigned)size);
+    run_threads(size, fn, &s);
+    if (backend == CALLBACK)
+        assert_int_equal(s.host.closed, size);
+    pthread_barrier_destroy(&s.host.barrier);
+    free(s.host.all);
+}
+
+/* -- the cases; they run in threads, so they abort instead of jumping -- */
+
+#define CHECK(e)                                                                          \
+    ((e) ? (void)0                                                                        \
+         : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #e), abort()))
+
+static size_t length_of(int rank, int step)
+{
+    static const size_t lengths[] = {0, 1, 7, 4096, 100000};
+    return lengths[(size_t)(rank + step) % DDSTORE__COUNT(lengths)];
+}
+
+static uint8_t byte_of(int rank, int step, size_t i)
+{
+    return (uint8_t)(rank * 31 + step * 7 + (int)(i % 251));
+}
+
+static void gather_once(ddstore_comm *comm, int rank, int size, int step,
+                        size_t (*length)(int, int))
+{
+    ddstore_error err = {0};
+    size_t bytes = length(rank, step);
+    uint8_t *mine = malloc(bytes + 1);
+    void *data;
+    uint64_t *offsets = calloc((size_t)size + 1, sizeof(*offsets));
+    for (size_t i = 0; i < bytes; i++)
+        mine[i] = byte_of(rank, step, i);
+    int rc = ddstore_comm_allgatherv(comm, mine, bytes, &data, offsets, &err);
+    if (rc)
+        fprintf(stderr, "rank %d: %s\n", rank, err.message);
+    CHECK(rc == 0 && data && offsets[0] == 0);
+    for (int r = 0; r < size; r++) {
+        size_t n = length(r, step);
+        CHECK(offsets[r + 1] - offsets[r] == n);
+        const uint8_t *p = (const uint8_t *)data + offsets[r];
+        for (size_t i = 0; i < n; i++)
+            CHECK(p[i] == byte_of(r, step, i));
+    }
+    ddstore_release(data);
+    free(mine);
+    free(offsets);
+}
+
+static void case_gather(int rank, int size, void *arg)
+{
+    ddstore_comm *comm = open_comm(arg, rank, size);
+    CHECK(ddstore_comm_rank(comm) == rank && ddstore_comm_size(comm) == size);
+    for (int step = 0; step < 12; step++)
+        gather_once(comm, rank, size, step, length_of);
+    ddstore_comm_close(comm);
+}
+
+static size_t nothing(int rank, int step)
+{
+    return 0 * (size_t)(rank + step);
+}
+
+static size_t twenty_mib(int rank, int step)
+{
+    (void)step;
+    return rank == 1 ? (20u << 20) + 3 : (size_t)rank * 1000;
+}
+
+static void case_sizes(int rank, int size, void *arg)
+{
+    ddstore_comm *comm = open_comm(arg, rank, size);
+    gather_once(comm, rank, size, 0, nothing);
+    gather_once(comm, rank, size, 1, twenty_mib);
+    gather_once(comm, rank, size, 2, nothing);
+    ddstore_comm_close(comm);
+}
+
+/* Nobody leaves round k before all have entered it. */
+static void case_barrier(int rank, int size, void *arg)
+{
+    struct suite *s = arg;
+    ddstore_comm *comm = open_comm(arg, rank, size);
+    for (int round = 0; round < 50; round++) {
+        atomic_fetch_add(&s->round[round], 1);
+        CHECK(ddstore_comm_barrier(comm, NULL) == 0);
+        CHECK(atomic_load(&s->round[round]) == size);
+    }
+    ddstore_comm_close(comm);
+}
+
+static void case_arguments(int rank, int size, void *arg)
+{
+    ddstore_error err = {0};
+    void *data;
+    uint64_t offsets[9];
+    ddstore_comm *comm = open_comm(arg, rank, size);
+    CHECK(ddstore_comm_allgatherv(comm, "x", 1, NULL, offsets, &err) == DDSTORE_EINVAL);
+    CHECK(ddstore_comm_allgatherv(comm, "x", 1, &data, NULL, &err) == DDSTORE_EINVAL);
+    CHECK(ddstore_comm_allgatherv(comm, NULL, 1, &data, offsets, NULL) == DDSTORE_EINVAL);
+    CHECK(ddstore_comm_allgatherv(NULL, "x", 1, &data, offsets, &err) == DDSTORE_EINVAL);
+    CHECK(err.message[0] != '\0');
+    gather_once(comm, rank, size, 3, length_of); /* still usable */
+    ddstore_comm_wake(comm);
+    CHECK(ddstore_comm_barrier(comm, &err) == DDSTORE_ECLOSED);
+    CHECK(ddstore_comm_allgatherv(comm, "x", 1, &data, offsets, &err) == DDSTORE_ECLOSED);
+    ddstore_comm_close(comm);
+}
+
+#define CASES(name, backend, size)                                                        \
+    static void name##_gathers(void **state)                                              \
+    {                                                                                     \
+        (void)state;                                                                      \
+        with_suite(backend, size, case_gather);                                           \
+    }                                                                                     \
+    static void name##_takes_all_sizes(void **state)                                      \
+    {                                                                                     \
+        (void)state;                                                                      \
+        with_suite(backend, size, case_sizes);                                            \
+    }                                                                                     \
+    static void name##_holds_barriers(void **state)                                       \
+    {                                                                                     \
+        (void)state;                                                                      \
+        with_suite(backend, size, case_barrier);                                          \
+    }                                                                                     \
+    static void name##_checks_arguments(void **state)                                     \
+    {                                                                                     \
+        (void)state;                                                                      \
+        with_suite(backend, size, case_arguments);                                        \
+    }
+CASES(self, SELF, 1)
+CASES(file_one, FILES, 1)
+CASES(file_two, FILES, 2)
+CASES(file_five, FILES, 5)
+CASES(callback_one, CALLBACK, 1)
+CASES(callback_four, CALLBACK, 4)
+
+/* -- beside the suite -- */
+
+static void forked_children_are_refused(void **state)
+{
+    (void)state;
+    ddstore_comm *comm;
+    ddstore_error err;
+    assert_int_equal(ddstore_comm_open_self(&comm, NULL), 0);
+    ddstore__fork_generation++; /* as the child's fork handler does */
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EFORKED);
+    assert_non_null(strstr(err.message, "fork"));
+    ddstore_comm_close(comm);
+    comm = open_or_die(0, 1, 5);
+    ddstore__fork_generation++;
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EFORKED);
+    int claims = count_files(shared, ".claim");
+    ddstore__fork_generation--; /* the parent's own again */
+    assert_int_equal(ddstore_comm_barrier(comm, &err), 0);
+    assert_int_equal(claims, 1);
+    ddstore_comm_close(comm);
+    assert_int_equal(count_files(shared, NULL), 0);
+}
+
+static void bad_descriptions_are_refused(void **state)
+{
+    (void)state;
+    ddstore_comm *comm = (ddstore_comm *)&comm;
+    ddstore_error err;
+    char longest[102];
+    memset(longest, 'n', 101), longest[101] = '\0';
+    const ddstore_comm_file bad[] = {
+        {shared, "", 0, 1, 1},    {shared, NULL, 0, 1, 1},  {shared, "a.b", 0, 1, 1},
+        {shared, "a/b", 0, 1, 1}, {shared, "s", -1, 1, 1},  {shared, "s", 1, 1, 1},
+        {shared, "s", 0, 0, 1},   {shared, "s", 0, 1, -1},  {shared, longest, 0, 1, 1},
+        {NULL, "s", 0, 1, 1},     {"", "s", 0, 1, 1},
+    };
+    unsetenv("DDSTORE_HANDSHAKE_DIR");
+    for (size_t i = 0; i < DDSTORE__COUNT(bad); i++) {
+        assert_int_equal(ddstore_comm_open_file(&bad[i], &comm, &err), DDSTORE_EINVAL);
+        assert_null(comm);
+        assert_true(strlen(err.message) > 10);
+    }
+    assert_int_equal(ddstore_comm_open_file(NULL, &comm, &err), DDSTORE_EINVAL);
+    assert_int_equal(ddstore_comm_open_file(&bad[0], NULL, &err), DDSTORE_EINVAL);
+    assert_int_equal(ddstore_comm_open_callbacks(NULL, &comm, &err), DDSTORE_EINVAL);
+    ddstore_comm_callbacks cb = {2, 2, host_allgather, NULL, NULL};
+    assert_int_equal(ddstore_comm_open_callbacks(&cb, &comm, &err), DDSTORE_EINVAL);
+    assert_int_equal(ddstore_comm_open_self(NULL, &err), DDSTORE_EINVAL);
+    ddstore_comm_close(NULL);
+    ddstore_comm_wake(NULL);
+}
+
+static void a_failed_callback_breaks_the_group(void **state)
+{
+    (void)state;
+    struct suite s = {.backend = CALLBACK, .host = {.fail_after = 0}};
+    ddstore_error err;
+    ddstore_comm *comm = open_comm(&s, 0, 1);
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EPEER);
+    assert_non_null(strstr(err.message, "77"));
+    s.host.fail_after = -1;
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EPEER);
+    assert_non_null(strstr(err.message, "earlier"));
+    ddstore_comm_close(comm);
+}
+
+/* -- many members -- */
+
+static size_t a_few(int rank, int step)
+{
+    return (size_t)(rank + step) % 40;
+}
+
+static void case_many(int rank, int size, void *arg)
+{
+    atomic_int *steps = arg;
+    ddstore_comm *comm = open_or_die(rank, size, 50);
+    for (int i = 0; i < atomic_load(steps); i++)
+        gather_once(comm, rank, size, i, a_few);
+    ddstore_comm_close(comm);
+}
+
+static void a_thousand_members_meet_soon(void **state)
+{
+    (void)state;
+    atomic_int steps = 0;
+    struct rlimit limit;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+    for (int round = 0; round < 2; round++) {
+        unsigned long long before = atomic_load(&ddstore__dir_opens);
+        double t = seconds();
+        run_threads(1024, case_many, &steps);
+        t = seconds() - t;
+        double opens = (double)(atomic_load(&ddstore__dir_opens) - before) / 1024;
+        printf("1024 members, meeting%s: %.2f s, %.2f opens a member\n",
+               steps ? " and 1 step" : "", t, opens);
+        assert_true(opens <= 4.0 * (steps + 1));
+        if (!getenv("DDSTORE_TEST_SLOW_MACHINE"))
+            assert_true(t < 10);
+        atomic_store(&steps, 1);
+    }
+    assert_int_equal(count_files(shared, NULL), 0);
+}
+
+#define SUITE(name)                                                                       \
+    cmocka_unit_test_setup_teardown(name##_gathers, setup, teardown),                     \
+        cmocka_unit_test_setup_teardown(name##_takes_all_sizes, setup, teardown),         \
+        cmocka_unit_test_setup_teardown(name##_holds_barriers, setup, teardown),          \
+        cmocka_unit_test_setup_teardown(name##_checks_arguments, setup, teardown)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        SUITE(self),
+        SUITE(file_one),
+        SUITE(file_two),
+        SUITE(file_five),
+        SUITE(callback_one),
+        SUITE(callback_four),
+        TEST(forked_children_are_refused),
+        TEST(bad_descriptions_are_refused),
+        TEST(a_failed_callback_breaks_the_group),
+        TEST(a_thousand_members_meet_soon),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
