@@ -1,7 +1,8 @@
-"""Which rank of how many this process is, as its launcher says. Read only on request."""
+"""Which rank of how many this process is, as its launcher says; read on request."""
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from . import _core
@@ -24,8 +25,8 @@ def detect() -> Launch:
     rank_row, size_row = values["DDSTORE_RANK"], values["DDSTORE_SIZE"]
     if "environment" not in (rank_row["origin"], size_row["origin"]):
         raise RuntimeError(
-            "no launcher started this process: run it by `ddstore run -n N ...`, or pass "
-            "rank and size"
+            "no launcher started this process: run it by `ddstore run -n N ...`, or "
+            "pass rank and size"
         )
     for row in (rank_row, size_row):
         if row["bad"]:
@@ -39,9 +40,10 @@ def detect() -> Launch:
     return Launch(rank, size)
 
 
-def handshake_dir(given: str) -> str:
+def handshake_dir(given: str | os.PathLike[str] | None) -> str:
     """The argument, else DDSTORE_HANDSHAKE_DIR, else ValueError."""
-    path = given or _core.setting("DDSTORE_HANDSHAKE_DIR")
+    # Not by _core.settings(), which shortens long values and can't show all bytes.
+    path = (given and os.fsdecode(given)) or os.environ.get("DDSTORE_HANDSHAKE_DIR")
     if not path:
         raise ValueError(
             "a directory that all members share is needed: pass handshake_dir or set "

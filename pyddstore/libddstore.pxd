@@ -86,6 +86,7 @@ cdef extern from "ddstore.h" nogil:
                            ddstore_error *err)
     void ddstore_free(ddstore_t *store)
     void ddstore_close(ddstore_t *store)
+    void ddstore_announce_sigterm()
     int ddstore_size(const ddstore_t *store)
 
     ctypedef struct ddstore_shard:

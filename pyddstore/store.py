@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import operator
-import os
 from typing import Any
 
 from . import _core, env
@@ -16,19 +15,19 @@ _namespaces = itertools.count()
 
 
 class PyDDStore(_core.Store):
-    """Rows of named variables, held by all ranks of a group and read by any process of it.
+    """Rows of named variables, held by all ranks of a group and read by any process.
 
-    comm_or_none: an MPI communicator, or None. method: 0 MPI, 1 rows, 2 rows that are also
-    published in handshake_dir for extra members. handshake_dir: a directory that all
-    members share; defaults to DDSTORE_HANDSHAKE_DIR. rank, size: this process and how many
-    there are, without MPI. n_core: core ranks that an extra member expects (0: as their
-    record says); accepted for size with method 2. nic_map: CPUs nearest to each network
-    interface, in place of DDSTORE_NIC_MAP. exchange_ns: names this store's files; default
-    s0, s1, ... in the order in which this process creates its stores.
+    comm_or_none: an MPI communicator, or None. method: 0 MPI, 1 rows, 2 rows that are
+    also published in handshake_dir for extra members. handshake_dir: a directory that
+    all members share; defaults to DDSTORE_HANDSHAKE_DIR. rank, size: this process and
+    how many there are, without MPI. n_core: core ranks that an extra member expects (0:
+    as their record says); accepted for size with method 2. nic_map: CPUs nearest to
+    each network interface, in place of DDSTORE_NIC_MAP. exchange_ns: names this store's
+    files; default s0, s1, ... in the order in which this process creates its stores.
 
-    Opening a core store is collective; extra members wait for nobody. A core rank serves
-    its rows from a thread of the library, whatever its Python does. Stores are context
-    managers. Reads come from any thread.
+    Opening a core store is collective; extra members wait for nobody. A core rank
+    serves its rows from a thread of the library, whatever its Python does. Stores are
+    context managers. Reads come from any thread.
     """
 
     def __init__(
@@ -42,35 +41,44 @@ class PyDDStore(_core.Store):
         size: int = 0,
         exchange_ns: str = "",
     ) -> None:
-        method = operator.index(method)
-        if method not in (0, 1, 2):
-            raise ValueError(f"method is {method}: give 0, 1 or 2")
+        # Creation order counts on every rank, also where one has a bad argument.
+        ns = exchange_ns or (f"s{next(_namespaces)}" if rank is not None else "")
         if comm_or_none is not None:
             raise RuntimeError(
-                "this build has no MPI (pyddstore.HAVE_MPI is False): pass None and rank=, "
-                "size=, handshake_dir="
+                "this build has no MPI (pyddstore.HAVE_MPI is False): pass None and "
+                "rank=, size=, handshake_dir="
             )
-        if method == 0:
-            raise ValueError("method 0 needs an MPI communicator; use method 1 or 2")
-        directory = env.handshake_dir(os.fspath(handshake_dir) if handshake_dir else "")
-        n_core, size = operator.index(n_core), operator.index(size)
-        if n_core < 0 or size < 0:
-            raise ValueError(f"n_core={n_core}, size={size}: give 0 or more")
+        method, n_core, size = map(operator.index, (method, n_core, size))
+        if nic_map is not None and not isinstance(nic_map, str):
+            raise TypeError(f"nic_map is text, not {type(nic_map).__name__}")
+        if not 0 <= n_core < 2**31 or not 0 <= size < 2**31:
+            raise ValueError(f"n_core={n_core}, size={size}: give 0 to 2**31 - 1")
         if rank is None:
-            self._open_extra(method, directory, n_core, nic_map, size)
-        else:
-            size = self._core_size(method, n_core, size)
-            ns = exchange_ns or f"s{next(_namespaces)}"
-            self._open(method, directory, ns, operator.index(rank), size, 0, nic_map)
+            self._open_extra(method, handshake_dir, n_core, nic_map, size)
+            return
+        size = self._core_size(method, n_core, size)
+        rank = operator.index(rank)
+        if not 0 <= rank < size:
+            raise ValueError(f"rank={rank}, size={size}: give a rank of 0 to size - 1")
+        # A wrong method is refused where the ranks meet, so that all hear of it.
+        method = min(max(method, -1), 3)
+        directory = env.handshake_dir(handshake_dir)
+        self._open(method, directory, ns, rank, size, 0, nic_map)
 
     def _open_extra(
         self, method: int, directory: str, n_core: int, nic_map: str | None, size: int
     ) -> None:
-        if method != 2:
-            raise ValueError("method 1 without MPI needs rank= and size=")
         if size:
             raise ValueError("size without rank: a core member gives both")
-        self._open(method, directory, None, None, None, n_core, nic_map)
+        if method == 0:
+            raise ValueError("method 0 needs an MPI communicator; use method 1 or 2")
+        if method == 1:
+            raise ValueError("method 1 without MPI needs rank= and size=")
+        if method != 2:
+            raise ValueError(f"method is {method}: give 0, 1 or 2")
+        self._open(
+            method, env.handshake_dir(directory), None, None, None, n_core, nic_map
+        )
 
     @staticmethod
     def _core_size(method: int, n_core: int, size: int) -> int:

@@ -206,6 +206,11 @@ DDSTORE_API void ddstore_free(ddstore *store);
 /* ddstore_free, and the handle itself. No other thread may use the store any more. */
 DDSTORE_API void ddstore_close(ddstore *store);
 
+/* From now on SIGTERM first tells all readers that this process's stores are closing;
+ * then the process ends by it as before. Does nothing where the program handles the
+ * signal itself (then it calls ddstore_free). Any thread. */
+DDSTORE_API void ddstore_announce_sigterm(void);
+
 DDSTORE_API int ddstore_rank(const ddstore *store); /* -1: an extra member */
 DDSTORE_API int ddstore_size(const ddstore *store); /* core ranks; 0: not known yet */
 

@@ -60,7 +60,7 @@ static int check_shard(ddstore *store, const char *name, const ddstore_shard *sh
     if (shard->rows < 0)
         return ddstore__fail(err, DDSTORE_EINVAL, "variable %s: %lld rows", name,
                              (long long)shard->rows);
-    if (shard->rows && shard->itemsize == 0)
+    if (shard->rows && shard->itemsize == 0 && !(shard->dtype && *shard->dtype))
         return ddstore__fail(err, DDSTORE_EINVAL, "variable %s: itemsize is 0", name);
     if (__builtin_mul_overflow(shard->disp, (uint64_t)shard->itemsize, &row_bytes) ||
         __builtin_mul_overflow((uint64_t)shard->rows, row_bytes, &bytes) ||
@@ -270,9 +270,10 @@ int ddstore_add_failed(ddstore *store, const char *name, const ddstore_error *wh
     int rc = check_collective(store, err);
     if (rc)
         return rc;
-    (void)add(store, name && strlen(name) <= 1024 ? name : "?", &(ddstore_shard){0},
-              why, NULL, err);
-    return ddstore__fail(err, why->code, "%s", why->message);
+    const char *known = name && strlen(name) <= 1024 ? name : "?";
+    (void)add(store, known, &(ddstore_shard){0}, why, NULL, err);
+    return ddstore__fail(err, why->code, "add of variable %.150s failed on rank %d: %s",
+                         known, store->rank, why->message);
 }
 
 int ddstore_add(ddstore *store, const char *name, const ddstore_shard *shard,

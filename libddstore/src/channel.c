@@ -59,19 +59,43 @@ static int make(ddstore__peer *peer, const ddstore__ticket *ticket,
     return DDSTORE_OK;
 }
 
+/* Whether a lost peer said before its end, on an idle channel, that it was closing. */
+static bool said_closing(ddstore__peer *peer, const uint8_t run[16])
+{
+    bool said = false;
+    pthread_mutex_lock(&peer->lock);
+    for (ddstore__channel *ch = peer->channels; ch && !said; ch = ch->next) {
+        uint8_t head[DDSTORE__FRAME_BYTES];
+        ddstore__frame f;
+        said = ch->idle && ddstore__same16(ch->run, run) &&
+               recv(ch->fd, head, sizeof(head), MSG_PEEK | MSG_DONTWAIT) ==
+                   (ssize_t)sizeof(head) &&
+               ddstore__frame_decode(head, &f) && f.type == DDSTORE__CLOSING;
+    }
+    pthread_mutex_unlock(&peer->lock);
+    return said;
+}
+
+static int lost(ddstore__peer *peer, const uint8_t run[16], ddstore_error *err)
+{
+    if (said_closing(peer, run))
+        return ddstore__fail(err, DDSTORE_ECLOSED, "its store was freed");
+    return ddstore__peer_lost_error(peer, err);
+}
+
 int ddstore__channel_acquire(ddstore__peer *peer, const ddstore__ticket *ticket,
                              const ddstore__patience *patience, bool new_only,
                              ddstore__channel **out, ddstore_error *err)
 {
     if (atomic_load(&peer->lost))
-        return ddstore__peer_lost_error(peer, err);
+        return lost(peer, ticket->run, err);
     if (!new_only && (*out = take_idle(peer, ticket->run)))
         return DDSTORE_OK;
     int rc = make(peer, ticket, patience, out, err);
     /* It may have been lost while the new channel was not in its list yet. */
     if (!rc && atomic_load(&peer->lost)) {
         ddstore__channel_discard(*out);
-        return ddstore__peer_lost_error(peer, err);
+        return lost(peer, ticket->run, err);
     }
     return rc;
 }

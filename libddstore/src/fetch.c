@@ -1,12 +1,14 @@
 /* Reading rows: what is mapped is copied at once, the rest is asked for first and
  * received while that goes on. The path of mapped rows takes no lock and writes no
  * shared line. */
+#include "copy.h"
 #include "plan.h"
 #include "store.h"
 
 #include <stdio.h>
 
-#define BLOCK 64 /* rows whose sources are found before they are copied */
+#define SOON_BYTES 4096u /* of a row that is asked for ahead of its get */
+#define BLOCK      256   /* rows whose sources are found before they are copied */
 
 /* -- profile -- */
 
@@ -98,10 +100,10 @@ static int check_range(const ddstore_var *var, int64_t start, int64_t rows, int 
     int64_t total = ddstore__layout_total(&var->layout);
     if (rows < 0 || start < 0 || start > total || rows > total - start)
         return ddstore__fail(err, DDSTORE_EINDEX,
-                             "rows %lld to %lld of variable %s: it has rows 0 to %lld",
-                             (long long)start,
-                             (long long)(start + (rows ? rows - 1 : 0)), var->name,
-                             (long long)total - 1);
+                             "row %lld is out of range, with %lld rows from there on: "
+                             "variable %s has %lld rows",
+                             (long long)start, (long long)rows, var->name,
+                             (long long)total);
     if (!rows)
         return DDSTORE_OK;
     *rank = ddstore__layout_rank(&var->layout, start);
@@ -131,7 +133,7 @@ static int get(ddstore__reader *reader, ddstore_var *var, int64_t start, int64_t
     if (data) {
         if (!ddstore__mapped_ok(a))
             return name_rank(rank, ddstore__mapped_error(a, err), err);
-        memcpy(dst, data + offset, bytes);
+        memmove(dst, data + offset, bytes); /* dst may be of a view */
     } else {
         ddstore__piece piece = {DDSTORE__HEAD_BYTES + offset, bytes, dst};
         ddstore__request request = {a, &piece, 1, rank};
@@ -143,9 +145,23 @@ static int get(ddstore__reader *reader, ddstore_var *var, int64_t start, int64_t
     return rc;
 }
 
+void ddstore__get_soon(ddstore_var *var, int64_t start)
+{
+    if (start < 0 || start >= ddstore__layout_total(&var->layout))
+        return;
+    int rank = ddstore__layout_rank(&var->layout, start);
+    const uint8_t *data =
+        atomic_load_explicit(&var->part[rank].data, memory_order_relaxed);
+    uint64_t bytes = var->row_bytes < SOON_BYTES ? var->row_bytes : SOON_BYTES;
+    if (data)
+        ddstore__ask_for(
+            data + (uint64_t)(start - var->layout.start[rank]) * var->row_bytes, bytes);
+}
+
 int ddstore_get(ddstore_var *var, int64_t start, int64_t rows, void *dst,
                 ddstore_error *err)
 {
+    ddstore__get_soon(var, start);
     ddstore__reader *reader = ddstore__reader_enter(var->store);
     if (!reader)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a read");
@@ -180,14 +196,14 @@ static int check_rows(const ddstore_var *var, const int64_t *rows, size_t n,
 /* The sources of a block of rows. Rows that are not mapped are appended to far, and
  * their source is NULL. */
 static int find_sources(ddstore_var *var, const int64_t *rows, size_t n, size_t place,
-                        const uint8_t **source, ddstore__far_row *far, size_t *n_far,
+                        struct iovec *source, ddstore__far_row *far, size_t *n_far,
                         ddstore_error *err)
 {
     for (size_t i = 0; i < n; i++) {
         int rank = ddstore__layout_rank(&var->layout, rows[i]);
         ddstore__attachment *a = &var->part[rank];
         const uint8_t *data = mapped(var, a);
-        source[i] = NULL;
+        source[i] = (struct iovec){NULL, var->row_bytes};
         if (!data && !far)
             return ddstore__fail(err, DDSTORE_ECLOSED, "the store was freed");
         if (!data) {
@@ -196,18 +212,18 @@ static int find_sources(ddstore_var *var, const int64_t *rows, size_t n, size_t 
         }
         if (!ddstore__mapped_ok(a))
             return name_rank(rank, ddstore__mapped_error(a, err), err);
-        source[i] =
-            data + (uint64_t)(rows[i] - var->layout.start[rank]) * var->row_bytes;
+        uint64_t first = (uint64_t)(rows[i] - var->layout.start[rank]);
+        source[i].iov_base = (void *)(data + first * var->row_bytes);
     }
     return DDSTORE_OK;
 }
 
-static void copy_some(uint8_t *dst, const uint8_t *const *source, size_t n,
-                      size_t row_bytes)
+/* Copies those that are mapped; their neighbours in the destination come by network. */
+static void copy_some(uint8_t *dst, const struct iovec *source, size_t n)
 {
-    for (size_t i = 0; i < n; i++)
-        if (source[i])
-            memcpy(dst + i * row_bytes, source[i], row_bytes);
+    for (size_t i = 0; i < n; i++, dst += source->iov_len)
+        if (source[i].iov_base)
+            memmove(dst, source[i].iov_base, source[i].iov_len);
 }
 
 /* Copies all rows that are mapped; the others are listed in far. */
@@ -215,7 +231,7 @@ static int copy_mapped(ddstore_var *var, const int64_t *rows, size_t n, uint8_t 
                        bool copy, ddstore__far_row *far, size_t *n_far,
                        ddstore_error *err)
 {
-    const uint8_t *source[BLOCK];
+    struct iovec source[BLOCK];
     *n_far = 0;
     for (size_t at = 0; at < n; at += BLOCK) {
         size_t block = n - at < BLOCK ? n - at : BLOCK, before = *n_far;
@@ -225,18 +241,19 @@ static int copy_mapped(ddstore_var *var, const int64_t *rows, size_t n, uint8_t 
         if (!copy)
             continue;
         if (*n_far == before)
-            ddstore__copy_rows(dst + at * var->row_bytes, source, block,
-                               var->row_bytes);
+            ddstore__copy_pieces(dst + at * var->row_bytes, source, block);
         else
-            copy_some(dst + at * var->row_bytes, source, block, var->row_bytes);
+            copy_some(dst + at * var->row_bytes, source, block);
     }
     return DDSTORE_OK;
 }
 
 static bool may_be_far(const ddstore_var *var)
 {
+    const int64_t *start = var->layout.start;
     for (int r = 0; r < var->ranks; r++)
-        if (!atomic_load_explicit(&var->part[r].data, memory_order_relaxed))
+        if (!atomic_load_explicit(&var->part[r].data, memory_order_relaxed) &&
+            start[r + 1] > start[r])
             return true;
     return false;
 }

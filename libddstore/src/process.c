@@ -85,5 +85,6 @@ int ddstore__process_alive(const ddstore__process *p)
         return -1;
     if (kill((pid_t)p->pid, 0) != 0 && errno == ESRCH)
         return 0;
-    return start_time(p->pid) == p->start_time;
+    uint64_t since = start_time(p->pid);
+    return since != 0 && since == p->start_time;
 }

@@ -35,9 +35,9 @@ static struct {
        .lock = PTHREAD_MUTEX_INITIALIZER,
        .done = PTHREAD_COND_INITIALIZER};
 
-static void wake(void)
+bool ddstore__progress_wake(void)
 {
-    (void)!write(p.wake, &(uint64_t){1}, sizeof(uint64_t));
+    return p.wake >= 0 && write(p.wake, &(uint64_t){1}, sizeof(uint64_t)) > 0;
 }
 
 /* Tells the channels of closing runs. Only between batches of events: it drops
@@ -82,6 +82,7 @@ static void *loop(void *unused)
         for (int i = 0; i < n; i++)
             handle(&events[i]);
         tell_closing();
+        ddstore__sigterm_work(p.server);
         timeout = ddstore__server_sweep(p.server);
     }
     return NULL;
@@ -203,7 +204,7 @@ void ddstore__progress_stop(void)
 {
     if (p.running) {
         atomic_store(&p.stop, 1);
-        wake();
+        (void)ddstore__progress_wake();
         pthread_join(p.thread, NULL);
         p.running = false;
     }
@@ -228,7 +229,7 @@ void ddstore__progress_tell_closing(void)
     until.tv_nsec %= DDSTORE__S;
     pthread_mutex_lock(&p.lock);
     uint64_t mine = atomic_fetch_add(&p.asked, 1) + 1;
-    wake();
+    (void)ddstore__progress_wake();
     while (p.told < mine && pthread_cond_timedwait(&p.done, &p.lock, &until) == 0)
         ;
     pthread_mutex_unlock(&p.lock);

@@ -13,6 +13,7 @@
 int ddstore__progress_start(const uint8_t uid[16], ddstore__address *addresses,
                             size_t n, double stall_s, ddstore_error *err);
 void ddstore__progress_stop(void);
+bool ddstore__progress_wake(void);  /* async-signal-safe; false: it doesn't run */
 void ddstore__progress_child(void); /* after fork: forget */
 
 /* Watches a pidfd: ddstore__peer_died(tag) when its process ends. It leaves the watch
@@ -24,9 +25,13 @@ void ddstore__progress_unwatch(int pidfd);
 /* Tells the channels of all closing runs, and waits up to 200 ms until it is done. */
 void ddstore__progress_tell_closing(void);
 
-/* -- server.c, for progress.c only -- */
-
 typedef struct ddstore__server ddstore__server;
+
+/* -- sigterm.c: from the progress thread, between batches of events -- */
+
+void ddstore__sigterm_work(ddstore__server *server);
+
+/* -- server.c, for the progress thread only -- */
 
 ddstore__server *ddstore__server_open(int epoll, const uint8_t uid[16], double stall_s);
 void ddstore__server_close(ddstore__server *server);

@@ -93,11 +93,16 @@ int ddstore__publish(ddstore *store, const ddstore__variable_record *record,
     if (rc)
         return rc;
     ddstore__record_encode(record, &b);
-    if (b.failed || ddstore__run_publish(store->run, record->name, b.data, b.bytes))
+    if (b.failed)
         rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the record of %s",
                            record->name);
     if (!rc)
         rc = ddstore__dir_write(store->dir, file, b.data, b.bytes, err);
+    if (!rc && ddstore__run_publish(store->run, record->name, b.data, b.bytes))
+        ddstore__log(DDSTORE_LOG_WARN,
+                     "variable %s can be joined only while its file %s "
+                     "is there: no memory to offer it otherwise",
+                     record->name, file);
     free(b.data);
     return rc;
 }

@@ -92,6 +92,14 @@ void ddstore__run_close(ddstore__run *run)
     ddstore__run_unref(run);
 }
 
+void ddstore__run_close_all(void)
+{
+    pthread_mutex_lock(&lock);
+    for (ddstore__run *r = runs; r; r = r->next)
+        atomic_store(&r->closing, 1);
+    pthread_mutex_unlock(&lock);
+}
+
 int ddstore__run_publish(ddstore__run *run, const char *name, const void *data,
                          size_t bytes)
 {

@@ -25,6 +25,9 @@ ddstore__run *ddstore__run_open(const uint8_t id[16], const uint8_t secret[16]);
 /* The member leaves; with the last one the run is closing and its channels are told. */
 void ddstore__run_close(ddstore__run *run);
 
+/* All runs are closing: the process is about to end. */
+void ddstore__run_close_all(void);
+
 ddstore__run *ddstore__run_find(const uint8_t id[16]); /* with a reference, or NULL */
 void ddstore__run_unref(ddstore__run *run);
 

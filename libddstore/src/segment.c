@@ -211,11 +211,16 @@ void ddstore__segment_describe(const ddstore__segment *seg, const uint8_t owner[
     memcpy(out->owner, owner, sizeof(out->owner));
 }
 
+static void mark_closing(ddstore__segment *seg)
+{
+    atomic_store(&((ddstore__head *)(void *)seg->map)->closing, 1);
+}
+
 void ddstore__segment_withdraw(ddstore__segment *seg)
 {
     if (!seg)
         return;
-    atomic_store(&((ddstore__head *)(void *)seg->map)->closing, 1);
+    mark_closing(seg);
     pthread_mutex_lock(&lock);
     table[seg->id & ((1u << SLOT_BITS) - 1)] = NULL;
     pthread_mutex_unlock(&lock);
@@ -225,6 +230,15 @@ void ddstore__segment_withdraw(ddstore__segment *seg)
     seg->fd = -1;
     ddstore__fd_close(fd);
     ddstore__segment_unref(seg);
+}
+
+void ddstore__segment_close_all(void)
+{
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < room; i++)
+        if (table[i])
+            mark_closing(table[i]);
+    pthread_mutex_unlock(&lock);
 }
 
 void ddstore__segment_child(void)

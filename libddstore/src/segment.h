@@ -61,6 +61,8 @@ static inline void ddstore__segment_ref(ddstore__segment *seg)
 /* Maps a segment's memfd, large ones where the kernel can use huge pages. As mmap(). */
 void *ddstore__segment_map(int fd, uint64_t bytes, int prot);
 
+/* Marks all as closing: the process is about to end. */
+void ddstore__segment_close_all(void);
 void ddstore__segment_child(void); /* after fork: forget */
 
 #endif

@@ -171,6 +171,10 @@ static int check_given(const ddstore_setting *given, size_t n, ddstore_error *er
 {
     for (size_t i = 0; i < n; i++) {
         size_t r = 0;
+        if (!given[i].name || !given[i].value)
+            return ddstore__fail(err, DDSTORE_EINVAL,
+                                 "setting %s is given without a name or a value",
+                                 given[i].name ? given[i].name : "(none)");
         while (r < DDSTORE__COUNT(rows) && strcmp(rows[r].name, given[i].name) != 0)
             r++;
         if (r == DDSTORE__COUNT(rows))

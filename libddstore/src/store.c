@@ -82,7 +82,7 @@ const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank, size_t
 }
 
 /* What members tell each other first. */
-#define HELLO_BYTES (32 + DDSTORE__CONTACT_BYTES + 4 + 64)
+#define HELLO_BYTES (32 + DDSTORE__CONTACT_BYTES + 4 + 64 + 8)
 
 static void make_hello(const ddstore *store, uint8_t out[HELLO_BYTES])
 {
@@ -93,6 +93,8 @@ static void make_hello(const ddstore *store, uint8_t out[HELLO_BYTES])
     ddstore__put32(out + 32 + DDSTORE__CONTACT_BYTES, (uint32_t)store->method);
     snprintf((char *)out + 36 + DDSTORE__CONTACT_BYTES, 64, "%s",
              store->settings.fabric);
+    ddstore__put64(out + 100 + DDSTORE__CONTACT_BYTES,
+                   store->settings.alltoall_max_bytes);
 }
 
 static bool only_loopback(const ddstore__contact *c)
@@ -122,6 +124,13 @@ static int check_hello(const ddstore *store, const uint8_t *first, const uint8_t
             "DDSTORE_FABRIC is %.63s on rank %d and %.63s on rank 0: set it "
             "alike",
             (const char *)p + at + 4, r, (const char *)first + at + 4);
+    if (memcmp(p + at + 68, first + at + 68, 8) != 0)
+        return ddstore__fail(
+            err, DDSTORE_EINVAL,
+            "DDSTORE_ALLTOALL_MAX_BYTES is %llu on rank %d and %llu on rank 0: set it "
+            "alike",
+            (unsigned long long)ddstore__get64(p + at + 68), r,
+            (unsigned long long)ddstore__get64(first + at + 68));
     ddstore__contact zero;
     (void)ddstore__contact_decode(first + 32, DDSTORE__CONTACT_BYTES, &zero);
     if (strcmp(contact->provider, zero.provider) != 0)
@@ -225,7 +234,8 @@ static int check_options(const ddstore_options *o, bool extra, ddstore_error *er
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "the options are of another version of this library");
     if (o->method != 1 && o->method != 2)
-        return ddstore__fail(err, DDSTORE_EINVAL, "method is %d: give 1 or 2",
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "method is %d: give 1 or 2 (0 needs an MPI communicator)",
                              o->method);
     if (extra && o->method != 2)
         return ddstore__fail(err, DDSTORE_EINVAL, "an extra member needs method 2");
@@ -300,7 +310,8 @@ static int open_over(ddstore *store, ddstore_comm *comm, int rc,
                                       NULL, 0, &g, err);
     ddstore__gathered_free(&g);
     if (rc) /* this member's own words, not those that travelled */
-        agreed = ddstore__fail(err, rc, "%s", mine->message);
+        agreed = ddstore__fail(err, rc, "opening the store failed on rank %d: %s",
+                               member->rank, mine->message);
     rc = agreed || !store ? agreed : meet(store, err);
     if (!rc)
         *out = store;

@@ -86,6 +86,11 @@ int ddstore__publish(ddstore *store, const ddstore__variable_record *record,
                      ddstore_error *err);
 void ddstore__unpublish_all(ddstore *store);
 
+/* Asks the caches for a row that a get is about to read, while that still checks its
+ * arguments. Touches no memory that a store which is freed meanwhile would take away.
+ */
+void ddstore__get_soon(ddstore_var *var, int64_t start);
+
 /* A name as it may be: non-empty, at most 1,024 bytes of UTF-8. */
 int ddstore__check_name(const char *name, ddstore_error *err);
 

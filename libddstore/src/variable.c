@@ -12,14 +12,18 @@ struct ddstore_view {
 static bool is_utf8(const char *text)
 {
     for (const uint8_t *p = (const void *)text; *p;) {
-        int more = *p < 0x80                 ? 0
-                   : *p >= 0xc2 && *p < 0xe0 ? 1
-                   : (*p & 0xf0) == 0xe0     ? 2
-                                             : 3;
-        if (more == 3 && (*p & 0xf8) != 0xf0)
+        uint8_t lead = *p++; /* bounds what its first follower may be */
+        uint8_t low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+        uint8_t high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+        int more = lead < 0x80                   ? 0
+                   : lead >= 0xc2 && lead < 0xe0 ? 1
+                   : lead >= 0xe0 && lead < 0xf0 ? 2
+                   : lead >= 0xf0 && lead < 0xf5 ? 3
+                                                 : -1;
+        if (more < 0)
             return false;
-        for (p++; more--; p++)
-            if ((*p & 0xc0) != 0x80)
+        for (; more--; p++, low = 0x80, high = 0xbf)
+            if (*p < low || *p > high)
                 return false;
     }
     return true;
@@ -172,10 +176,10 @@ static int check_update(const ddstore_var *var, int64_t rows, int64_t row_offset
     int64_t have = var->layout.start[rank + 1] - var->layout.start[rank];
     if (rows < 0 || row_offset < 0 || rows > have || row_offset > have - rows)
         return ddstore__fail(err, DDSTORE_EINDEX,
-                             "update of variable %s: rows %lld to %lld are not in this "
-                             "rank's %lld rows",
-                             var->name, (long long)row_offset,
-                             (long long)row_offset + (long long)rows, (long long)have);
+                             "update of variable %s: %lld rows from row %lld on are not "
+                             "all among this rank's %lld rows",
+                             var->name, (long long)rows, (long long)row_offset,
+                             (long long)have);
     return DDSTORE_OK;
 }
 
@@ -189,8 +193,8 @@ int ddstore_update(ddstore_var *var, const void *data, int64_t rows, int64_t row
     if (!rc)
         rc = check_update(var, rows, row_offset, err);
     if (!rc && rows && var->row_bytes)
-        memcpy(ddstore__segment_data(var->own) + (uint64_t)row_offset * var->row_bytes,
-               data, (uint64_t)rows * var->row_bytes);
+        memmove(ddstore__segment_data(var->own) + (uint64_t)row_offset * var->row_bytes,
+                data, (uint64_t)rows * var->row_bytes); /* data may be of a view */
     ddstore__reader_leave(reader);
     return rc;
 }

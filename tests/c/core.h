@@ -1,4 +1,5 @@
-/* A core group in processes of its own, and an extra member of it in the test's process. */
+/* A core group in processes of its own, and an extra member of it in the test's
+ * process. */
 #ifndef CORE_H
 #define CORE_H
 
@@ -26,10 +27,11 @@ struct core_spec {
     uint64_t disp;
     uint32_t itemsize;
     uint8_t seed;
-    const char *name, *ns, *run_id;      /* nullable */
-    const ddstore_setting *settings;     /* of the core ranks */
+    const char *name, *ns, *run_id;  /* nullable */
+    const ddstore_setting *settings; /* of the core ranks */
     size_t n_settings;
-    void (*body)(core *self, char what); /* answers what the test says beside 'f', 'u' */
+    void (*body)(core *self,
+                 char what); /* answers what the test says beside 'f', 'u' */
 };
 
 typedef struct group {
@@ -66,7 +68,7 @@ static inline void core_open(core *c)
                                .n_settings = s->n_settings};
     if (s->run_id)
         setenv("DDSTORE_RUN_ID", s->run_id, 1);
-    CHECK(ddstore_open_file(&how, &options, &c->store, &err) == 0);
+    CHECK(ddstore_open_file(&how, &options, &c->store, &fault) == 0);
 }
 
 static inline void core_add(core *c, const char *name, uint8_t seed)
@@ -84,12 +86,12 @@ static inline void core_add(core *c, const char *name, uint8_t seed)
                            .itemsize = s->itemsize,
                            .dtype = "x",
                            .data = data};
-    CHECK(ddstore_add(c->store, name, &shard, &c->var, &err) == 0);
+    CHECK(ddstore_add(c->store, name, &shard, &c->var, &fault) == 0);
     free(data);
 }
 
-/* Orders: 'f' free the store; 'u' overwrite all rows with those of the next seed; others
- * are the body's. */
+/* Orders: 'f' free the store; 'u' overwrite all rows with those of the next seed;
+ * others are the body's. */
 static inline void core_serve(core *c)
 {
     for (char what; (what = hear(c->fd));) {
@@ -101,7 +103,7 @@ static inline void core_serve(core *c)
             CHECK(data);
             fill_rows(data, c->start, rows, row_bytes_of(c->spec),
                       (uint8_t)(c->spec->seed + 1));
-            CHECK(ddstore_update(c->var, data, rows, 0, &err) == 0);
+            CHECK(ddstore_update(c->var, data, rows, 0, &fault) == 0);
             free(data);
         } else {
             CHECK(c->spec->body);
@@ -152,14 +154,14 @@ static inline ddstore *extra_open(const ddstore_setting *settings, size_t n)
                                .handshake_dir = dir,
                                .settings = settings,
                                .n_settings = n};
-    CHECK(ddstore_open_extra(&options, &store, &err) == 0);
+    CHECK(ddstore_open_extra(&options, &store, &fault) == 0);
     return store;
 }
 
 static inline ddstore_var *extra_join(ddstore *store, const char *name)
 {
     ddstore_var *var = NULL;
-    CHECK(ddstore_join(store, name, &var, &err) == 0);
+    CHECK(ddstore_join(store, name, &var, &fault) == 0);
     return var;
 }
 
@@ -173,7 +175,7 @@ static inline bool all_rows_are(ddstore_var *var, const core_spec *s, uint8_t se
     CHECK(got && rows);
     bool good = true;
     for (int r = 0; good && r < s->size; start += s->rows[r++]) {
-        CHECK(ddstore_get(var, start, s->rows[r], got, &err) == 0);
+        CHECK(ddstore_get(var, start, s->rows[r], got, &fault) == 0);
         good = rows_are(got, start, s->rows[r], row_bytes, seed);
     }
     for (int64_t i = 0; i < total; i++) {
@@ -182,7 +184,7 @@ static inline bool all_rows_are(ddstore_var *var, const core_spec *s, uint8_t se
         rows[j] = i;
     }
     memset(got, 0, (uint64_t)total * row_bytes);
-    CHECK(ddstore_get_batch(var, rows, (size_t)total, got, &err) == 0);
+    CHECK(ddstore_get_batch(var, rows, (size_t)total, got, &fault) == 0);
     good = good && batch_is(got, rows, (size_t)total, row_bytes, seed);
     free(got);
     free(rows);

@@ -1,4 +1,5 @@
-/* What the rendezvous tests share: a directory a test, members as threads or processes. */
+/* What the rendezvous tests share: a directory a test, members as threads or processes.
+ */
 #ifndef RENDEZVOUS_HELP_H
 #define RENDEZVOUS_HELP_H
 
@@ -27,7 +28,8 @@
 static char base[64]; /* a fresh directory a test */
 static char shared[96];
 
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+static int remove_one(const char *path, const struct stat *st, int type,
+                      struct FTW *ftw)
 {
     (void)st, (void)type, (void)ftw;
     return remove(path);

@@ -1,5 +1,5 @@
-/* What the C tests share: a directory a test, members in processes of their own that talk
- * to the test by single bytes, and rows whose bytes tell their place. */
+/* What the C tests share: a directory a test, members in processes of their own that
+ * talk to the test by single bytes, and rows whose bytes tell their place. */
 #ifndef SUPPORT_H
 #define SUPPORT_H
 
@@ -29,7 +29,7 @@
 #define MEMBERS_MAX 16
 
 static char dir[64]; /* a fresh directory a test */
-static ddstore_error err;
+static ddstore_error fault;
 static bool in_member; /* this process is a member: failures end it */
 
 #ifdef __SANITIZE_THREAD__
@@ -40,15 +40,16 @@ const char *__tsan_default_options(void)
 }
 #endif
 
-/* -- checks that work in members too, where cmocka's would run on into its other tests -- */
+/* -- checks that work in members too, where cmocka's would run on into its other tests
+ * -- */
 
 static inline void failed_at(const char *file, int line, const char *text)
 {
     if (!in_member)
-        fail_msg("%s:%d: %s (last error: %d %s)", file, line, text, err.code,
-                 err.message);
+        fail_msg("%s:%d: %s (last error: %d %s)", file, line, text, fault.code,
+                 fault.message);
     fprintf(stderr, "member %d, %s:%d: %s (last error: %d %s)\n", (int)getpid(), file,
-            line, text, err.code, err.message);
+            line, text, fault.code, fault.message);
     _exit(99);
 }
 
@@ -58,16 +59,18 @@ static inline void failed_at(const char *file, int line, const char *text)
             failed_at(__FILE__, __LINE__, #condition);                                 \
     } while (0)
 
-/* The call fails with that code, which err has too, and its message has all the words. */
+/* The call fails with that code, which fault has too, and its message has all the
+ * words.
+ */
 #define CHECK_FAILS(call, want, ...)                                                   \
     do {                                                                               \
-        err = (ddstore_error){0};                                                      \
+        fault = (ddstore_error){0};                                                    \
         int rc_ = (call);                                                              \
-        const char *words_[] = {"", ##__VA_ARGS__};                                    \
-        if (rc_ != (want) || err.code != (want))                                       \
+        const char *words_[] = {__VA_ARGS__};                                          \
+        if (rc_ != (want) || fault.code != (want))                                     \
             failed_at(__FILE__, __LINE__, #call ": not " #want);                       \
         for (size_t i_ = 0; i_ < DDSTORE__COUNT(words_); i_++)                         \
-            if (!strstr(err.message, words_[i_]))                                      \
+            if (!strstr(fault.message, words_[i_]))                                    \
                 failed_at(__FILE__, __LINE__, words_[i_]);                             \
     } while (0)
 
@@ -242,7 +245,8 @@ static inline bool rows_are(const void *got, int64_t first, int64_t rows,
         if (p[i] != byte_at(place + i, seed)) {
             fprintf(stderr, "row %lld, byte %llu: %u instead of %u\n",
                     (long long)(first + (int64_t)(i / row_bytes)),
-                    (unsigned long long)(i % row_bytes), p[i], byte_at(place + i, seed));
+                    (unsigned long long)(i % row_bytes), p[i],
+                    byte_at(place + i, seed));
             return false;
         }
     return true;

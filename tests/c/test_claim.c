@@ -1,4 +1,5 @@
-/* The claim: who may hold a namespace, and how dead holders are told from living ones. */
+/* The claim: who may hold a namespace, and how dead holders are told from living ones.
+ */
 #include "rendezvous_help.h"
 
 #include "rendezvous/claim.h"
@@ -22,7 +23,8 @@ static int teardown_claim(void **state)
 
 static ddstore__claim_image image_of(const ddstore__process *holder)
 {
-    ddstore__claim_image c = {.size = 4, .ns = "s0", .contact = "call me", .contact_bytes = 7};
+    ddstore__claim_image c = {
+        .size = 4, .ns = "s0", .contact = "call me", .contact_bytes = 7};
     ddstore__random(c.nonce, 16);
     if (holder)
         c.holder = *holder;
@@ -192,13 +194,15 @@ static void damaged_and_newer_claims(void **state)
         assert_int_equal(ddstore__claim_parse(bytes, i, &got), DDSTORE_EKEY);
     }
     bytes[20] ^= 1;
-    assert_int_equal(ddstore__dir_write(dir, "s0.claim", bytes, sizeof(bytes), NULL), 0);
+    assert_int_equal(ddstore__dir_write(dir, "s0.claim", bytes, sizeof(bytes), NULL),
+                     0);
     assert_int_equal(take(&mine, NULL, &hold, NULL), 0);
     ddstore__hold_release(hold);
     bytes[20] ^= 1;
     bytes[8] = 99;
     ddstore_error err;
-    assert_int_equal(ddstore__dir_write(dir, "s0.claim", bytes, sizeof(bytes), NULL), 0);
+    assert_int_equal(ddstore__dir_write(dir, "s0.claim", bytes, sizeof(bytes), NULL),
+                     0);
     assert_int_equal(take(&mine, NULL, &hold, &err), DDSTORE_ECONFLICT);
     assert_non_null(strstr(err.message, "version"));
 }

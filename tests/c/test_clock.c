@@ -1,4 +1,5 @@
-/* Time, and what every wait asks: its deadline, its close flag, the host's interrupt. */
+/* Time, and what every wait asks: its deadline, its close flag, the host's interrupt.
+ */
 #include "support.h"
 
 #include <math.h>
@@ -38,11 +39,11 @@ static void a_wait_ends_at_its_deadline(void **state)
 {
     (void)state;
     ddstore__wait wait = {DDSTORE__FOREVER, NULL};
-    err.code = 77;
-    assert_int_equal(ddstore__wait_check(&wait, &err), 0);
+    fault.code = 77;
+    assert_int_equal(ddstore__wait_check(&wait, &fault), 0);
     wait.deadline_ns = ddstore__now_ns();
-    assert_int_equal(ddstore__wait_check(&wait, &err), DDSTORE_ETIMEDOUT);
-    assert_int_equal(err.code, 77); /* the caller knows what it waited for */
+    assert_int_equal(ddstore__wait_check(&wait, &fault), DDSTORE_ETIMEDOUT);
+    assert_int_equal(fault.code, 77); /* the caller knows what it waited for */
 }
 
 static void a_wait_ends_when_closed(void **state)
@@ -50,9 +51,9 @@ static void a_wait_ends_when_closed(void **state)
     (void)state;
     atomic_int closed = 0;
     ddstore__wait wait = {DDSTORE__FOREVER, &closed};
-    assert_int_equal(ddstore__wait_check(&wait, &err), 0);
+    assert_int_equal(ddstore__wait_check(&wait, &fault), 0);
     atomic_store(&closed, 1);
-    CHECK_FAILS(ddstore__wait_check(&wait, &err), DDSTORE_ECLOSED, "freed");
+    CHECK_FAILS(ddstore__wait_check(&wait, &fault), DDSTORE_ECLOSED, "freed");
 }
 
 static void a_wait_ends_when_the_host_says(void **state)
@@ -61,12 +62,12 @@ static void a_wait_ends_when_the_host_says(void **state)
     ddstore__wait wait = {DDSTORE__FOREVER, NULL};
     calls = answer = 0;
     ddstore_set_interrupt(asked, &answer);
-    assert_int_equal(ddstore__wait_check(&wait, &err), 0);
+    assert_int_equal(ddstore__wait_check(&wait, &fault), 0);
     assert_int_equal(calls, 1);
     answer = 1;
-    CHECK_FAILS(ddstore__wait_check(&wait, &err), DDSTORE_EINTR, "interrupted");
+    CHECK_FAILS(ddstore__wait_check(&wait, &fault), DDSTORE_EINTR, "interrupted");
     ddstore_set_interrupt(NULL, NULL);
-    assert_int_equal(ddstore__wait_check(&wait, &err), 0);
+    assert_int_equal(ddstore__wait_check(&wait, &fault), 0);
     assert_int_equal(calls, 2);
 }
 

@@ -1,4 +1,5 @@
-/* The shared directory, its files and the claim: what is refused, and how faults show. */
+/* The shared directory, its files and the claim: what is refused, and how faults show.
+ */
 #include "rendezvous_help.h"
 
 #include "rendezvous/claim.h"
@@ -37,8 +38,9 @@ static void names_stay_distinct(void **state)
     memset(longest, 'x', 201), longest[201] = '\0';
     memset(longer, 'Y', 1024), longer[1024] = '\0';
     memcpy(other, longer, 1025), other[1023] = 'Z';
-    const char *names[] = {"a/b", "a_b", "a.b", "A.b", "a%2fb", "%a", "a", "A", "a b", "..",
-                           ".",   "\xc3\xa9", longest, longer, other, "a%-b", "-", "CON"};
+    const char *names[] = {"a/b",   "a_b",  "a.b", "A.b",  "a%2fb", "%a",
+                           "a",     "A",    "a b", "..",   ".",     "\xc3\xa9",
+                           longest, longer, other, "a%-b", "-",     "CON"};
     char out[DDSTORE__COUNT(names)][256];
     for (size_t i = 0; i < DDSTORE__COUNT(names); i++) {
         ddstore__escape_name(names[i], out[i]);
@@ -63,7 +65,8 @@ static void file_names_parse_back(void **state)
     const char types[] = "hacfxpksq";
     for (const char *t = types; *t; t++) {
         char text[DDSTORE__EXCHANGE_NAME];
-        ddstore__exchange_name name = {.type = *t, .rank = 1023, .number = UINT64_MAX}, got;
+        ddstore__exchange_name name = {.type = *t, .rank = 1023, .number = UINT64_MAX},
+                               got;
         ddstore__random(name.own, 16);
         ddstore__random(name.run, 16);
         ddstore__exchange_name_format(&name, text);
@@ -71,7 +74,8 @@ static void file_names_parse_back(void **state)
         char again[DDSTORE__EXCHANGE_NAME];
         ddstore__exchange_name_format(&got, again);
         assert_string_equal(text, again);
-        for (size_t n = strlen(text); n-- > 0;) { /* no prefix is a name but of a number */
+        for (size_t n = strlen(text);
+             n-- > 0;) { /* no prefix is a name but of a number */
             text[n] = '\0';
             if (ddstore__exchange_name_parse(text, &got))
                 assert_true(strchr("acpks", *t) != NULL);
@@ -230,14 +234,16 @@ static void files_are_written_whole(void **state)
     ddstore__dir *dir = open_dir(), *sub = ddstore__dir_sub(dir, "below");
     void *data;
     size_t bytes;
-    assert_int_equal(ddstore__dir_read(sub, "f", 10, &data, &bytes, NULL), DDSTORE_EKEY);
+    assert_int_equal(ddstore__dir_read(sub, "f", 10, &data, &bytes, NULL),
+                     DDSTORE_EKEY);
     for (int i = 0; i < 3; i++) {
         assert_int_equal(ddstore__dir_write(sub, "f", "abc", (size_t)i, NULL), 0);
         assert_int_equal(ddstore__dir_read(sub, "f", 10, &data, &bytes, NULL), 0);
         assert_int_equal(bytes, i);
         free(data);
     }
-    assert_int_equal(ddstore__dir_read(sub, "f", 1, &data, &bytes, NULL), DDSTORE_ECONFLICT);
+    assert_int_equal(ddstore__dir_read(sub, "f", 1, &data, &bytes, NULL),
+                     DDSTORE_ECONFLICT);
     assert_int_equal(count_files(shared, NULL), 1);
     assert_int_equal(ddstore__dir_create(sub, "f", "x", 1, NULL), DDSTORE_ECONFLICT);
     assert_int_equal(ddstore__dir_create(sub, "g", "x", 1, NULL), 0);
@@ -271,7 +277,8 @@ static void planted_files_are_refused(void **state)
         assert_non_null(strstr(err.message, names[i]));
     }
     assert_true(ddstore__dir_write(sub, "f", "x", 1, &err) < 0);
-    assert_int_equal(ddstore__dir_write(dir, "link", "x", 1, &err), 0); /* replaces it */
+    assert_int_equal(ddstore__dir_write(dir, "link", "x", 1, &err),
+                     0); /* replaces it */
     assert_int_equal(ddstore__dir_read(dir, "link", 1000, &data, &bytes, &err), 0);
     free(data);
     ddstore__dir_close(sub);
@@ -295,12 +302,14 @@ static void a_lack_of_descriptors_names_the_limit(void **state)
     ddstore__dir_close(dir);
 }
 
-/* Whatever byte is damaged, the file isn't taken; whatever length, it is not yet whole. */
+/* Whatever byte is damaged, the file isn't taken; whatever length, it is not yet whole.
+ */
 static void damage_is_noticed(void **state)
 {
     (void)state;
     uint8_t file[DDSTORE__EXCHANGE_HEADER + 50];
-    ddstore__exchange x = {.type = 's', .seq = 3, .rank = 0, .size = 2, .ns = "s0"}, got;
+    ddstore__exchange x = {.type = 's', .seq = 3, .rank = 0, .size = 2, .ns = "s0"},
+                      got;
     uint8_t table[24] = {0}, body[26] = "abcdefghijklmnopqrstuvwxy";
     ddstore__put64(table + 8, 10);
     ddstore__put64(table + 16, 26);

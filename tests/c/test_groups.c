@@ -1,84 +1,6 @@
-/* Groups of real processes: duplicates, deaths, restarts over what killed runs left, and
- * what remains in the directory. */
-#include "rendezvous_help.h"
-
-#include "rendezvous/claim.h"
-
-#include <sys/mman.h>
-
-/* What the processes of a test tell it. */
-static struct board {
-    atomic_int ready, rc[16];
-    ddstore_error err[16];
-} *board;
-
-static int setup_board(void **state)
-{
-    board = mmap(NULL, sizeof(*board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                 -1, 0);
-    return board == MAP_FAILED ? -1 : setup_fast(state);
-}
-
-static int teardown_board(void **state)
-{
-    munmap(board, sizeof(*board));
-    return teardown(state);
-}
-
-static bool says(int who, const char *format, ...)
-{
-    char text[256];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
-    va_end(args);
-    if (strstr(board->err[who].message, text))
-        return true;
-    fprintf(stderr, "\"%s\" not in: %s\n", text, board->err[who].message);
-    return false;
-}
-
-struct plan {
-    int slot;              /* where on the board */
-    const char *identity;  /* nullable */
-    int steps, delay_ms, hold_ms;
-    double timeout_s;
-    const char *word;      /* what all of the group contribute */
-};
-
-/* Opens, makes its steps and checks that every word is the group's own. */
-static int member(int rank, int size, void *arg)
-{
-    const struct plan *p = arg;
-    ddstore_comm *comm = NULL;
-    ddstore_error *err = &board->err[p->slot + rank];
-    void *data;
-    uint64_t offsets[17];
-    const char *word = p->word ? p->word : "w";
-    size_t n = strlen(word);
-    if (p->identity)
-        setenv("DDSTORE_RUN_ID", p->identity, 1);
-    sleep_ms(p->delay_ms * rank);
-    int rc = try_open(rank, size, p->timeout_s > 0 ? p->timeout_s : 20, &comm, err);
-    atomic_fetch_add(&board->ready, 1);
-    for (int i = 0; !rc && i < p->steps; i++) {
-        rc = ddstore_comm_allgatherv(comm, word, n, &data, offsets, err);
-        for (int r = 0; !rc && r < size; r++)
-            if (memcmp((char *)data + offsets[r], word, n) != 0)
-                rc = 99; /* another group's or an old run's word */
-        ddstore_release(data);
-        sleep_ms(p->hold_ms);
-    }
-    atomic_store(&board->rc[p->slot + rank], rc);
-    ddstore_comm_close(comm);
-    return rc ? 1 : 0;
-}
-
-static void start_group(pid_t *pids, int size, struct plan *plan)
-{
-    for (int r = 0; r < size; r++)
-        pids[r] = start(member, r, size, plan);
-}
+/* Groups of real processes: who is missing, deaths, duplicates, and restarts over what
+ * killed runs left. */
+#include "group_help.h"
 
 /* -- who is missing -- */
 
@@ -133,9 +55,9 @@ static int wrong_call(int rank, int size, void *arg)
     void *data;
     uint64_t offsets[3];
     ddstore_comm *comm = open_or_die(rank, size, 20);
-    board->rc[rank] = rank ? ddstore_comm_barrier(comm, &board->err[rank])
-                           : ddstore_comm_allgatherv(comm, "x", 1, &data, offsets,
-                                                     &board->err[rank]);
+    board->rc[rank] =
+        rank ? ddstore_comm_barrier(comm, &board->err[rank])
+             : ddstore_comm_allgatherv(comm, "x", 1, &data, offsets, &board->err[rank]);
     ddstore_comm_close(comm);
     return 0;
 }
@@ -185,13 +107,14 @@ static void a_dead_leader_ends_the_group(void **state)
     killed_in_mid_run(0, DDSTORE_EPEER);
 }
 
-/* Kills members at any moment, a hundred times, then meets anew with another word: nobody
- * ever sees an old one, and nothing is left in the end. */
+/* Kills members at any moment, a hundred times, then meets anew with another word:
+ * nobody ever sees an old one, and nothing is left in the end. */
 static void restarts_never_see_old_data(void **state)
 {
     (void)state;
     char word[32];
-    struct plan plan = {.steps = 1000000, .word = word}, last = {.steps = 20, .word = word};
+    struct plan plan = {.steps = 1000000, .word = word},
+                last = {.steps = 20, .word = word};
     for (int round = 0; round < 100; round++) {
         pid_t pids[3];
         snprintf(word, sizeof(word), "word of run %d", round);
@@ -270,7 +193,10 @@ static void with_identities_the_second_fails(void **state)
 {
     (void)state;
     pid_t a[3], b[3];
-    struct plan first = {.identity = "one", .steps = 150, .hold_ms = 30, .word = "first"},
+    struct plan first = {.identity = "one",
+                         .steps = 150,
+                         .hold_ms = 30,
+                         .word = "first"},
                 second = {.slot = 4, .identity = "two", .steps = 3, .word = "second"};
     start_group(a, 3, &first);
     while (atomic_load(&board->ready) < 3)
@@ -289,15 +215,23 @@ static void with_identities_the_second_fails(void **state)
         assert_int_equal(finish(a[r]), 0);
 }
 
-/* Two groups start at once over a dead one's files: at most one is served, and wholly. */
+/* Two groups start at once over a dead one's files: at most one is served, and wholly.
+ */
 static void two_restarts_at_once(void **state)
 {
     (void)state;
     for (int round = 0; round < 8; round++) {
         pid_t dead[2], a[2], b[2];
         struct plan old = {.identity = "old", .steps = 1000000, .word = "old"},
-                    one = {.identity = "one", .steps = 60, .hold_ms = 10, .word = "one"},
-                    two = {.slot = 4, .identity = "two", .steps = 60, .hold_ms = 10, .word = "two"};
+                    one = {.identity = "one",
+                           .steps = 60,
+                           .hold_ms = 10,
+                           .word = "one"},
+                    two = {.slot = 4,
+                           .identity = "two",
+                           .steps = 60,
+                           .hold_ms = 10,
+                           .word = "two"};
         atomic_store(&board->ready, 0);
         start_group(dead, 2, &old);
         while (atomic_load(&board->ready) < 2)
@@ -321,180 +255,6 @@ static void two_restarts_at_once(void **state)
     }
 }
 
-/* -- a long life, and its end -- */
-
-struct many {
-    int steps;
-    atomic_int most;
-};
-
-static void many_barriers(int rank, int size, void *arg)
-{
-    struct many *m = arg;
-    ddstore_comm *comm = open_or_die(rank, size, 60);
-    for (int i = 0; i < m->steps; i++) {
-        if (ddstore_comm_barrier(comm, NULL))
-            abort();
-        if (rank == 0 && i % 500 == 499) {
-            int n = count_files(shared, NULL);
-            if (n > atomic_load(&m->most))
-                atomic_store(&m->most, n);
-        }
-    }
-    ddstore_comm_close(comm);
-}
-
-static void many_barriers_leave_few_files(void **state)
-{
-    (void)state;
-    struct many m = {.steps = getenv("DDSTORE_TEST_MILLION") ? 1000000 : 20000};
-    alarm(m.steps > 20000 ? 3600 : 60);
-    unsigned long long before = atomic_load(&ddstore__dir_opens);
-    double t = seconds();
-    run_threads(2, many_barriers, &m);
-    t = seconds() - t;
-    double opens = (double)(atomic_load(&ddstore__dir_opens) - before) / m.steps / 2;
-    printf("%d barriers: %.1f us each, %.2f opens a member, at most %d files\n", m.steps,
-           t / m.steps * 1e6, opens, m.most);
-    assert_true(opens <= 4 && m.most <= 6);
-    assert_int_equal(count_files(shared, NULL), 0);
-}
-
-/* Rank 0 is gone before the others read the last result. */
-static int slow_reader(int rank, int size, void *arg)
-{
-    (void)arg;
-    ddstore_comm *comm = open_or_die(rank, size, 20);
-    if (rank == 1) { /* stops between contribution and result */
-        pid_t me = getpid();
-        pid_t helper = fork();
-        if (helper == 0) {
-            sleep_ms(50);
-            kill(me, SIGSTOP);
-            sleep_ms(700);
-            kill(me, SIGCONT);
-            _exit(0);
-        }
-    }
-    if (rank == 0)
-        sleep_ms(200);
-    int rc = ddstore_comm_barrier(comm, NULL);
-    ddstore_comm_close(comm);
-    return rc ? 1 : 0;
-}
-
-static void the_last_result_outlives_rank_0(void **state)
-{
-    (void)state;
-    pid_t a = start(slow_reader, 0, 2, NULL), b = start(slow_reader, 1, 2, NULL);
-    assert_int_equal(finish(a), 0);
-    assert_int_equal(count_files(shared, "s."), 1);
-    assert_int_equal(finish(b), 0);
-    assert_int_equal(count_files(shared, NULL), 0);
-}
-
-static int reopen(int rank, int size, void *arg)
-{
-    (void)arg;
-    for (int i = 0; i < 60; i++) {
-        ddstore_comm *comm = open_or_die(rank, size, 20);
-        if (i % 3 && ddstore_comm_barrier(comm, NULL))
-            return 1;
-        ddstore_comm_close(comm);
-    }
-    return 0;
-}
-
-static void groups_follow_one_another(void **state)
-{
-    (void)state;
-    pid_t pids[4];
-    double t = seconds();
-    for (int r = 0; r < 4; r++)
-        pids[r] = start(reopen, r, 4, NULL);
-    for (int r = 0; r < 4; r++)
-        assert_int_equal(finish(pids[r]), 0);
-    printf("60 groups of 4, one after the other: %.2f s\n", seconds() - t);
-    assert_int_equal(count_files(shared, NULL), 0);
-}
-
-struct waker {
-    ddstore_comm *comm;
-};
-
-static void *wake_later(void *arg)
-{
-    struct waker *w = arg;
-    sleep_ms(150);
-    ddstore_comm_wake(w->comm);
-    return NULL;
-}
-
-static void waits_for_ever(int rank, int size, void *arg)
-{
-    struct waker w = {open_or_die(rank, size, 40)};
-    pthread_t thread;
-    atomic_int *codes = arg;
-    if (rank == 1) {
-        double t = seconds();
-        pthread_create(&thread, NULL, wake_later, &w);
-        codes[1] = ddstore_comm_barrier(w.comm, NULL);
-        pthread_join(thread, NULL);
-        codes[2] = seconds() - t < 0.5;
-    } else {
-        sleep_ms(600);
-        codes[0] = ddstore_comm_barrier(w.comm, &board->err[0]);
-    }
-    ddstore_comm_close(w.comm);
-}
-
-static void a_wait_can_be_woken(void **state)
-{
-    (void)state;
-    atomic_int codes[3] = {0};
-    run_threads(2, waits_for_ever, codes);
-    assert_int_equal(codes[1], DDSTORE_ECLOSED);
-    assert_int_equal(codes[2], 1);
-    assert_int_equal(codes[0], DDSTORE_EPEER); /* it learns at once */
-    assert_true(says(0, "rank 1"));
-}
-
-static int stop_at_once(void *arg)
-{
-    return ++*(int *)arg > 2;
-}
-
-static void a_wait_can_be_interrupted(void **state)
-{
-    (void)state;
-    int calls = 0;
-    ddstore_comm *comm;
-    ddstore_error err;
-    ddstore_set_interrupt(stop_at_once, &calls);
-    int rc = try_open(1, 2, 30, &comm, &err);
-    ddstore_set_interrupt(NULL, NULL);
-    assert_int_equal(rc, DDSTORE_EINTR);
-    assert_int_equal(count_files(shared, NULL), 0);
-}
-
-/* Everything in the directory is removed while a group waits in it. */
-static void a_swept_directory_is_filled_again(void **state)
-{
-    (void)state;
-    pid_t pids[2];
-    struct plan plan = {.steps = 3};
-    pids[1] = start(member, 1, 2, &plan);
-    sleep_ms(200);
-    char command[160];
-    snprintf(command, sizeof(command), "rm -rf %s/*", shared);
-    assert_int_equal(system(command), 0);
-    pids[0] = start(member, 0, 2, &plan);
-    for (int r = 0; r < 2; r++)
-        assert_int_equal(finish(pids[r]), 0);
-}
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, setup_board, teardown_board)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -509,12 +269,6 @@ int main(void)
         TEST(a_second_rank_fails_the_group),
         TEST(with_identities_the_second_fails),
         TEST(two_restarts_at_once),
-        TEST(many_barriers_leave_few_files),
-        TEST(the_last_result_outlives_rank_0),
-        TEST(groups_follow_one_another),
-        TEST(a_wait_can_be_woken),
-        TEST(a_wait_can_be_interrupted),
-        TEST(a_swept_directory_is_filled_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -42,6 +42,8 @@ static void *kill_later(void *arg)
 static void killed_target(void **state)
 {
     (void)state;
+    if (!strcmp(fabric, "ofi:shm"))
+        skip(); /* whom it kills may hold a lock of the provider's, for ever */
     target victim;
     ddstore__ofi_peer *p;
     pthread_t killer;

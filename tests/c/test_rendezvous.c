@@ -1,4 +1,5 @@
-/* One conformance suite over the back ends that need no launcher: self, file, callback. */
+/* One conformance suite over the back ends that need no launcher: self, file, callback.
+ */
 #include "rendezvous_help.h"
 
 #include "rendezvous/exchange_dir.h"
@@ -87,9 +88,8 @@ static void with_suite(enum backend backend, int size, void (*fn)(int, int, void
 
 /* -- the cases; they run in threads, so they abort instead of jumping -- */
 
-#define CHECK(e)                                                                          \
-    ((e) ? (void)0                                                                        \
-         : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #e), abort()))
+#define CHECK(e)                                                                       \
+    ((e) ? (void)0 : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #e), abort()))
 
 static size_t length_of(int rank, int step)
 {
@@ -178,36 +178,39 @@ static void case_arguments(int rank, int size, void *arg)
     ddstore_comm *comm = open_comm(arg, rank, size);
     CHECK(ddstore_comm_allgatherv(comm, "x", 1, NULL, offsets, &err) == DDSTORE_EINVAL);
     CHECK(ddstore_comm_allgatherv(comm, "x", 1, &data, NULL, &err) == DDSTORE_EINVAL);
-    CHECK(ddstore_comm_allgatherv(comm, NULL, 1, &data, offsets, NULL) == DDSTORE_EINVAL);
-    CHECK(ddstore_comm_allgatherv(NULL, "x", 1, &data, offsets, &err) == DDSTORE_EINVAL);
+    CHECK(ddstore_comm_allgatherv(comm, NULL, 1, &data, offsets, NULL) ==
+          DDSTORE_EINVAL);
+    CHECK(ddstore_comm_allgatherv(NULL, "x", 1, &data, offsets, &err) ==
+          DDSTORE_EINVAL);
     CHECK(err.message[0] != '\0');
     gather_once(comm, rank, size, 3, length_of); /* still usable */
     ddstore_comm_wake(comm);
     CHECK(ddstore_comm_barrier(comm, &err) == DDSTORE_ECLOSED);
-    CHECK(ddstore_comm_allgatherv(comm, "x", 1, &data, offsets, &err) == DDSTORE_ECLOSED);
+    CHECK(ddstore_comm_allgatherv(comm, "x", 1, &data, offsets, &err) ==
+          DDSTORE_ECLOSED);
     ddstore_comm_close(comm);
 }
 
-#define CASES(name, backend, size)                                                        \
-    static void name##_gathers(void **state)                                              \
-    {                                                                                     \
-        (void)state;                                                                      \
-        with_suite(backend, size, case_gather);                                           \
-    }                                                                                     \
-    static void name##_takes_all_sizes(void **state)                                      \
-    {                                                                                     \
-        (void)state;                                                                      \
-        with_suite(backend, size, case_sizes);                                            \
-    }                                                                                     \
-    static void name##_holds_barriers(void **state)                                       \
-    {                                                                                     \
-        (void)state;                                                                      \
-        with_suite(backend, size, case_barrier);                                          \
-    }                                                                                     \
-    static void name##_checks_arguments(void **state)                                     \
-    {                                                                                     \
-        (void)state;                                                                      \
-        with_suite(backend, size, case_arguments);                                        \
+#define CASES(name, backend, size)                                                     \
+    static void name##_gathers(void **state)                                           \
+    {                                                                                  \
+        (void)state;                                                                   \
+        with_suite(backend, size, case_gather);                                        \
+    }                                                                                  \
+    static void name##_takes_all_sizes(void **state)                                   \
+    {                                                                                  \
+        (void)state;                                                                   \
+        with_suite(backend, size, case_sizes);                                         \
+    }                                                                                  \
+    static void name##_holds_barriers(void **state)                                    \
+    {                                                                                  \
+        (void)state;                                                                   \
+        with_suite(backend, size, case_barrier);                                       \
+    }                                                                                  \
+    static void name##_checks_arguments(void **state)                                  \
+    {                                                                                  \
+        (void)state;                                                                   \
+        with_suite(backend, size, case_arguments);                                     \
     }
 CASES(self, SELF, 1)
 CASES(file_one, FILES, 1)
@@ -247,9 +250,9 @@ static void bad_descriptions_are_refused(void **state)
     char longest[102];
     memset(longest, 'n', 101), longest[101] = '\0';
     const ddstore_comm_file bad[] = {
-        {shared, "", 0, 1, 1},    {shared, NULL, 0, 1, 1},  {shared, "a.b", 0, 1, 1},
-        {shared, "a/b", 0, 1, 1}, {shared, "s", -1, 1, 1},  {shared, "s", 1, 1, 1},
-        {shared, "s", 0, 0, 1},   {shared, "s", 0, 1, -1},  {shared, longest, 0, 1, 1},
+        {shared, "", 0, 1, 1},    {shared, NULL, 0, 1, 1}, {shared, "a.b", 0, 1, 1},
+        {shared, "a/b", 0, 1, 1}, {shared, "s", -1, 1, 1}, {shared, "s", 1, 1, 1},
+        {shared, "s", 0, 0, 1},   {shared, "s", 0, 1, -1}, {shared, longest, 0, 1, 1},
         {NULL, "s", 0, 1, 1},     {"", "s", 0, 1, 1},
     };
     unsetenv("DDSTORE_HANDSHAKE_DIR");
@@ -322,10 +325,10 @@ static void a_thousand_members_meet_soon(void **state)
     assert_int_equal(count_files(shared, NULL), 0);
 }
 
-#define SUITE(name)                                                                       \
-    cmocka_unit_test_setup_teardown(name##_gathers, setup, teardown),                     \
-        cmocka_unit_test_setup_teardown(name##_takes_all_sizes, setup, teardown),         \
-        cmocka_unit_test_setup_teardown(name##_holds_barriers, setup, teardown),          \
+#define SUITE(name)                                                                    \
+    cmocka_unit_test_setup_teardown(name##_gathers, setup, teardown),                  \
+        cmocka_unit_test_setup_teardown(name##_takes_all_sizes, setup, teardown),      \
+        cmocka_unit_test_setup_teardown(name##_holds_barriers, setup, teardown),       \
         cmocka_unit_test_setup_teardown(name##_checks_arguments, setup, teardown)
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 

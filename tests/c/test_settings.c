@@ -19,14 +19,14 @@ static int load(const char *name, const char *value)
 {
     ddstore_setting given = {name, value};
     ddstore__settings_free(&s);
-    return ddstore__settings_load(&s, &given, 1, &err);
+    return ddstore__settings_load(&s, &given, 1, &fault);
 }
 
 static void unset_ones_have_their_defaults(void **state)
 {
     (void)state;
     unsetenv("DDSTORE_FABRIC");
-    assert_int_equal(ddstore__settings_load(&s, NULL, 0, &err), 0);
+    assert_int_equal(ddstore__settings_load(&s, NULL, 0, &fault), 0);
     assert_string_equal(s.fabric, "auto");
     assert_string_equal(s.iface, "");
     assert_string_equal(s.log, "warn");
@@ -40,17 +40,17 @@ static void unset_ones_have_their_defaults(void **state)
 static void words_are_taken_from_their_list(void **state)
 {
     (void)state;
-    static const char *const good[] = {"auto", "tcp", "cxi", "ofi:tcp;ofi_rxm", "ofi:x"};
-    static const char *const bad[] = {"",     "TCP",  "tc",  "tcp ", "tcpx", "auto|tcp",
-                                      "ofi:", "ofi:N", "|",  "NAME", "ofi"};
+    static const char *const good[] = {"auto", "tcp", "cxi", "ofi:tcp;ofi_rxm",
+                                       "ofi:x"};
+    static const char *const bad[] = {"",         "TCP",  "tc", "tcp ", "tcpx",
+                                      "auto|tcp", "ofi:", "|",  "NAME", "ofi"};
     for (size_t i = 0; i < DDSTORE__COUNT(good); i++) {
         assert_int_equal(load("DDSTORE_FABRIC", good[i]), 0);
         assert_string_equal(s.fabric, good[i]);
     }
     for (size_t i = 0; i < DDSTORE__COUNT(bad); i++)
-        if (strcmp(bad[i], "ofi:N") != 0)
-            CHECK_FAILS(load("DDSTORE_FABRIC", bad[i]), DDSTORE_EINVAL, "DDSTORE_FABRIC=",
-                        bad[i], "auto|tcp|hsn");
+        CHECK_FAILS(load("DDSTORE_FABRIC", bad[i]), DDSTORE_EINVAL,
+                    "DDSTORE_FABRIC=", bad[i], "auto|tcp|hsn");
     CHECK_FAILS(load("DDSTORE_LOG", "loud"), DDSTORE_EINVAL, "DDSTORE_LOG=loud",
                 "debug|info|warn|error|off");
 }
@@ -71,15 +71,15 @@ static void flags_are_0_or_1(void **state)
 static void counts_are_whole_numbers(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"", "2147483648", "-2", "7x", "1e3", "7 ", "\t7",
-                                      "99999999999999999999999"};
+    static const char *const bad[] = {
+        "", "2147483648", "-2", "7x", "1e3", "7 ", "\t7", "99999999999999999999999"};
     assert_int_equal(load("DDSTORE_SIZE", "2147483647"), 0);
     assert_int_equal(s.size, 2147483647);
     assert_int_equal(load("DDSTORE_RANK", "-1"), 0);
     assert_int_equal(s.rank, -1);
     for (size_t i = 0; i < DDSTORE__COUNT(bad); i++)
-        CHECK_FAILS(load("DDSTORE_SIZE", bad[i]), DDSTORE_EINVAL, "DDSTORE_SIZE=", bad[i],
-                    "an integer from 0 to 2147483647");
+        CHECK_FAILS(load("DDSTORE_SIZE", bad[i]), DDSTORE_EINVAL,
+                    "DDSTORE_SIZE=", bad[i], "an integer from 0 to 2147483647");
 }
 
 static void bytes_take_suffixes(void **state)
@@ -88,17 +88,23 @@ static void bytes_take_suffixes(void **state)
     static const struct {
         const char *text;
         uint64_t bytes;
-    } good[] = {{"1", 1},
-                {"4096", 4096},
-                {"4K", 4096},
-                {"4k", 4096},
-                {"3M", 3u << 20},
-                {"3m", 3u << 20},
-                {"5G", 5ull << 30},
-                {"1000000000000000000", 1000000000000000000ull}};
-    static const char *const bad[] = {
-        "",   "0",   "-1",  "4KB", "K",  "4T", "4 K",
-        "1.5", "0x10", "+4", "1000000000000000001000", "99999999999G", "18014398509481984K"};
+    } good[] = {{"1", 1},           {"4096", 4096},
+                {"4K", 4096},       {"4k", 4096},
+                {"3M", 3u << 20},   {"3m", 3u << 20},
+                {"5G", 5ull << 30}, {"1000000000000000000", 1000000000000000000ull}};
+    static const char *const bad[] = {"",
+                                      "0",
+                                      "-1",
+                                      "4KB",
+                                      "K",
+                                      "4T",
+                                      "4 K",
+                                      "1.5",
+                                      "0x10",
+                                      "+4",
+                                      "1000000000000000001000",
+                                      "99999999999G",
+                                      "18014398509481984K"};
     for (size_t i = 0; i < DDSTORE__COUNT(good); i++) {
         assert_int_equal(load("DDSTORE_MAX_READ_BYTES", good[i].text), 0);
         assert_true(s.max_read_bytes == good[i].bytes);
@@ -106,13 +112,13 @@ static void bytes_take_suffixes(void **state)
     for (size_t i = 0; i < DDSTORE__COUNT(bad); i++)
         CHECK_FAILS(load("DDSTORE_MAX_READ_BYTES", bad[i]), DDSTORE_EINVAL,
                     "DDSTORE_MAX_READ_BYTES=", bad[i], "K, M and G");
-    CHECK_FAILS(load("DDSTORE_ALLTOALL_MAX_BYTES", "2G"), DDSTORE_EINVAL, "2147483647");
+    CHECK_FAILS(load("DDSTORE_ALLTOALL_MAX_BYTES", "2G"), DDSTORE_EINVAL, "2.15e+09");
 }
 
 static void seconds_take_fractions(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"",   "0",    "-1",   "nan", "inf",
+    static const char *const bad[] = {"",   "0",    "-1",  "nan", "inf",
                                       "1s", "1e10", "1,5", " 1",  "0.0001"};
     assert_int_equal(load("DDSTORE_READ_TIMEOUT_S", "0.25"), 0);
     assert_true(s.read_timeout_s == 0.25);
@@ -143,10 +149,11 @@ static void the_caller_wins_over_the_environment(void **state)
     assert_true(s.read_timeout_s == 8);
     ddstore_setting twice[] = {{"DDSTORE_SHM", "0"}, {"DDSTORE_SHM", "1"}};
     ddstore__settings_free(&s);
-    assert_int_equal(ddstore__settings_load(&s, twice, 2, &err), 0);
+    assert_int_equal(ddstore__settings_load(&s, twice, 2, &fault), 0);
     assert_int_equal(s.shm, 1); /* the last one given */
     setenv("DDSTORE_READ_TIMEOUT_S", "soon", 1);
-    CHECK_FAILS(load("DDSTORE_SHM", "0"), DDSTORE_EINVAL, "DDSTORE_READ_TIMEOUT_S=soon");
+    CHECK_FAILS(load("DDSTORE_SHM", "0"), DDSTORE_EINVAL,
+                "DDSTORE_READ_TIMEOUT_S=soon");
     assert_int_equal(load("DDSTORE_READ_TIMEOUT_S", "8"), 0); /* not looked at */
     setenv("DDSTORE_READ_TIMEOUT_S", "", 1);
     assert_int_equal(load("DDSTORE_SHM", "0"), 0);
@@ -159,7 +166,7 @@ static void given_ones_must_exist(void **state)
     (void)state;
     CHECK_FAILS(load("DDSTORE_SPEED", "1"), DDSTORE_EINVAL, "DDSTORE_SPEED");
     CHECK_FAILS(load("", "1"), DDSTORE_EINVAL, "no setting");
-    CHECK_FAILS(load(NULL, "1"), DDSTORE_EINVAL);
+    CHECK_FAILS(load(NULL, "1"), DDSTORE_EINVAL, "");
     CHECK_FAILS(load("DDSTORE_SHM", NULL), DDSTORE_EINVAL, "DDSTORE_SHM");
 }
 
@@ -205,7 +212,8 @@ static void each_is_described(void **state)
     setenv("DDSTORE_SHM", "0", 1);
     setenv("DDSTORE_PROFILE", "often", 1);
     for (; ddstore_setting_describe(n, &info) == 0; n++) {
-        assert_true(info.name && info.kind && info.fallback && info.allowed && info.help);
+        assert_true(info.name && info.kind && info.fallback && info.allowed &&
+                    info.help);
         if (strcmp(info.name, "DDSTORE_SHM") == 0) {
             shm = true;
             assert_string_equal(info.value, "0");
@@ -265,6 +273,7 @@ static int free_last(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        TEST(unknown_names_are_warned_of_once), /* while nobody has warned yet */
         TEST(unset_ones_have_their_defaults),
         TEST(words_are_taken_from_their_list),
         TEST(flags_are_0_or_1),
@@ -274,7 +283,6 @@ int main(void)
         TEST(texts_may_be_anything),
         TEST(the_caller_wins_over_the_environment),
         TEST(given_ones_must_exist),
-        TEST(unknown_names_are_warned_of_once),
         TEST(each_is_described),
         TEST(launches_are_told_apart),
     };

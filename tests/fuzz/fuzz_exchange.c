@@ -13,7 +13,8 @@ static void must(bool holds)
         abort();
 }
 
-/* The hashes would hide all that lies behind them: each input is also tried with right ones. */
+/* The hashes would hide all that lies behind them: each input is also tried with right
+ * ones. */
 static void mend_exchange(uint8_t *p, size_t n)
 {
     if (n < DDSTORE__EXCHANGE_HEADER)
@@ -31,7 +32,8 @@ static void mend_claim(uint8_t *p, size_t n)
 {
     if (n < DDSTORE__CLAIM_FIXED)
         return;
-    ddstore__put64(p + 504, ddstore__hash64(p + DDSTORE__CLAIM_FIXED, n - DDSTORE__CLAIM_FIXED));
+    ddstore__put64(p + 504,
+                   ddstore__hash64(p + DDSTORE__CLAIM_FIXED, n - DDSTORE__CLAIM_FIXED));
     ddstore__put64(p + 512, ddstore__hash64(p, 512));
 }
 

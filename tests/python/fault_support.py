@@ -135,6 +135,66 @@ def end_loops():
     return told()
 """
 
+# A member that forks others, which need no new interpreter. Each runs a function and
+# sends what it tells, line by line; an exception is told as [class, text].
+NURSERY = PRELUDE + """
+import ctypes, json, select, signal
+
+class Child:
+    def __init__(self, fn, *args, **env):
+        r, w = os.pipe()
+        self.started = time.monotonic()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+                os.close(r)
+                os.environ.update(env)
+                tell = lambda value: os.write(w, json.dumps(value).encode() + b"\\n")
+                try:
+                    fn(tell, *args)
+                except BaseException as exc:
+                    tell([type(exc).__name__, str(exc)])
+            finally:
+                os._exit(0)
+        os.close(w)
+        self.pipe, self.buffer, self.told = r, b"", []
+
+    def hear(self, limit_s=30):
+        # The next thing it tells; None: it ended.
+        until = time.monotonic() + limit_s
+        while b"\\n" not in self.buffer:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([self.pipe], [], [], left)[0]:
+                raise TimeoutError(f"child {self.pid} told nothing in {limit_s} s")
+            chunk = os.read(self.pipe, 65536)
+            if not chunk:
+                return None
+            self.buffer += chunk
+        line, self.buffer = self.buffer.split(b"\\n", 1)
+        self.told.append(json.loads(line))
+        return self.told[-1]
+
+    def end(self):
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+
+def end_all(children):
+    for child in children:
+        try:
+            os.kill(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    for child in children:
+        child.end()
+"""
+
 
 class MemberError(Exception):
     """What a member's code raised: its class's name, bases and text."""
@@ -234,6 +294,12 @@ class Member:
         when = time.monotonic()
         self.signal(signal.SIGKILL)
         return when
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when all its threads stand."""
+        self.signal(signal.SIGSTOP)
+        pid = self.pid
+        wait_until(lambda: all(state(task) == "T" for task in tasks(pid)), pause_s=0.005)
 
     @staticmethod
     def end(pid: int) -> None:
@@ -351,16 +417,21 @@ def attempt(
     return outcomes
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time that all threads of a process have used, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def tasks(pid: int) -> list[Path]:
+    """A process's threads, as directories of /proc."""
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+def state(task: Path) -> str:
+    """The letter of a thread's state, e.g. T for stopped."""
+    return (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def cpu_nanoseconds(pid: int) -> int:
-    """The same to the nanosecond, from the scheduler, summed over living threads."""
+    """CPU time that the living threads of a process have used, user and system; of the
+    scheduler, since clock ticks are too coarse for idle ones."""
     total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
+    for task in tasks(pid):
         with suppress(OSError):
             total += int((task / "schedstat").read_text().split()[0])
     return total

@@ -181,7 +181,7 @@ def test_reader_that_stops_in_mid_answer_slows_no_other(
         "threading.Thread(target=again, daemon=True).start()"
     )
     wait_until(lambda: slow.run("done") > 0)
-    slow.signal(signal.SIGSTOP)
+    slow.stop()
     time.sleep(0.2)
     during = quick.run(TIMED_READS.format(seconds=2, first=0))
     show(f"{network}, alone", before)
@@ -316,7 +316,7 @@ def test_stopped_core_that_goes_on_loses_nothing(
     readers = start_readers(hands, tmp_path / "h", env)
     fresh = hands.hire(env=env)
     fresh.run(f"extra({str(tmp_path / 'h')!r})")
-    cores[1].signal(signal.SIGSTOP)
+    cores[1].stop()
     stuck = [told(r, "1")["reads"] for r in readers]
     fresh.ask("read(range(192))")  # its first contact with the stopped one
     time.sleep(3)
@@ -337,7 +337,7 @@ def test_stopped_core_is_lost_at_the_deadline(
     cores = hands.core(tmp_path / "h", 2, env=env)
     reader = hands.hire(env=env)
     reader.run(f"extra({str(tmp_path / 'h')!r}); read(range(128))")
-    cores[1].signal(signal.SIGSTOP)
+    cores[1].stop()
     begun = time.monotonic()
     with pytest.raises(MemberError) as caught:
         reader.run("read(range(128))")
@@ -356,7 +356,7 @@ def test_interrupt_ends_a_read(hands: Crew, tmp_path: Path, network: str) -> Non
     cores = hands.core(tmp_path / "h", 2, env=env)
     reader = hands.hire(env=env)
     reader.run(f"extra({str(tmp_path / 'h')!r}); read(range(128))")
-    cores[1].signal(signal.SIGSTOP)
+    cores[1].stop()
     reader.ask("read([64])")
     time.sleep(0.5)
     reader.signal(signal.SIGINT)

@@ -9,14 +9,15 @@
 struct callback_comm {
     ddstore_comm base;
     ddstore_comm_callbacks host;
-    uint8_t *small; /* 8 bytes a rank: never fails for lack of memory in mid-collective */
+    uint8_t
+        *small; /* 8 bytes a rank: never fails for lack of memory in mid-collective */
 };
 
 /* What one allgatherv needs beside the result. */
 struct plan {
-    uint64_t piece;        /* bytes a rank and round */
-    uint64_t largest;      /* contribution */
-    uint8_t *mine, *all;   /* one piece, and one a rank */
+    uint64_t piece;      /* bytes a rank and round */
+    uint64_t largest;    /* contribution */
+    uint8_t *mine, *all; /* one piece, and one a rank */
     uint8_t *data;
 };
 
@@ -28,10 +29,11 @@ static int gather(struct callback_comm *c, const void *mine, size_t bytes, void 
     int rc = c->host.allgather(c->host.arg, mine, bytes, all);
     if (!rc)
         return DDSTORE_OK;
-    return ddstore__fail(err, DDSTORE_EPEER,
-                         "the host program's allgather of %zu bytes failed on rank %d of %d "
-                         "(it returned %d)",
-                         bytes, c->base.rank, c->base.size, rc);
+    return ddstore__fail(
+        err, DDSTORE_EPEER,
+        "the host program's allgather of %zu bytes failed on rank %d of %d "
+        "(it returned %d)",
+        bytes, c->base.rank, c->base.size, rc);
 }
 
 /* Fills offsets[0..size]; all ranks come to the same result. */
@@ -48,10 +50,11 @@ static int gather_sizes(struct callback_comm *c, size_t bytes, uint64_t *offsets
     for (int r = 0; r < c->base.size; r++) {
         uint64_t n = ddstore__get64(c->small + (size_t)r * 8);
         if (n > PTRDIFF_MAX - offsets[r])
-            return ddstore__fail(err, DDSTORE_EINVAL,
-                                 "the contributions up to rank %d exceed what memory can "
-                                 "address",
-                                 r);
+            return ddstore__fail(
+                err, DDSTORE_EINVAL,
+                "the contributions up to rank %d exceed what memory can "
+                "address",
+                r);
         offsets[r + 1] = offsets[r] + n;
         *largest = n > *largest ? n : *largest;
     }
@@ -65,7 +68,8 @@ static void free_plan(struct plan *plan)
     free(plan->data);
 }
 
-/* All ranks learn whether all of them have the memory: nobody leaves the others alone. */
+/* All ranks learn whether all of them have the memory: nobody leaves the others alone.
+ */
 static int allocate(struct callback_comm *c, uint64_t total, struct plan *plan,
                     ddstore_error *err)
 {
@@ -82,9 +86,10 @@ static int allocate(struct callback_comm *c, uint64_t total, struct plan *plan,
         return rc;
     for (int r = 0; r < c->base.size; r++)
         if (c->small[r])
-            return ddstore__fail(err, DDSTORE_ENOMEM,
-                                 "rank %d has no memory for the %llu bytes of all %d ranks",
-                                 r, (unsigned long long)total, c->base.size);
+            return ddstore__fail(
+                err, DDSTORE_ENOMEM,
+                "rank %d has no memory for the %llu bytes of all %d ranks", r,
+                (unsigned long long)total, c->base.size);
     return DDSTORE_OK;
 }
 
@@ -107,7 +112,8 @@ static int gather_rounds(struct callback_comm *c, const uint8_t *mine, size_t by
             n = n > at ? n - at : 0;
             n = n < piece ? n : piece;
             if (n)
-                memcpy(plan->data + offsets[r] + at, plan->all + (uint64_t)r * piece, n);
+                memcpy(plan->data + offsets[r] + at, plan->all + (uint64_t)r * piece,
+                       n);
         }
     }
     return DDSTORE_OK;
@@ -122,7 +128,8 @@ static int callback_allgatherv(ddstore_comm *comm, const void *mine, size_t byte
     if (!rc && plan.largest == 0) {
         *data = malloc(1);
         return *data ? DDSTORE_OK
-                     : ddstore__fail(err, DDSTORE_ENOMEM, "no memory for an empty result");
+                     : ddstore__fail(err, DDSTORE_ENOMEM,
+                                     "no memory for an empty result");
     }
     if (!rc)
         rc = allocate(c, offsets[comm->size], &plan, err);
@@ -155,7 +162,8 @@ int ddstore_comm_open_callbacks(const ddstore_comm_callbacks *how, ddstore_comm 
                                 ddstore_error *err)
 {
     if (!out)
-        return ddstore__fail(err, DDSTORE_EINVAL, "no place for the communicator is given");
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "no place for the communicator is given");
     *out = NULL;
     if (!how || !how->allgather)
         return ddstore__fail(err, DDSTORE_EINVAL, "no allgather function is given");

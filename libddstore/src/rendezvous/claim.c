@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #define CLAIM_LONGEST (DDSTORE__CLAIM_FIXED + DDSTORE__CONTACT_LONGEST)
-#define SUFFIX ".claim"
+#define SUFFIX        ".claim"
 
 int64_t ddstore__claim_still_ns = 10 * DDSTORE__S;
 int64_t ddstore__claim_beat_ns = 2 * DDSTORE__S;
@@ -41,13 +41,13 @@ int ddstore__claim_conflict(const ddstore__dir *dir, const ddstore__claim_image 
                             ddstore_error *err)
 {
     bool launch = holder->identity[0] != '\0';
-    return ddstore__fail(err, DDSTORE_ECONFLICT,
-                         "the namespace \"%s\" in %s is held by rank 0 of another group, "
-                         "%s:%u (%u members%s%s): wait until it has ended, or use another "
-                         "directory or namespace",
-                         holder->ns, ddstore__dir_path(dir), holder->holder.host,
-                         holder->holder.pid, holder->size, launch ? ", launch " : "",
-                         holder->identity);
+    return ddstore__fail(
+        err, DDSTORE_ECONFLICT,
+        "the namespace \"%s\" in %s is held by rank 0 of another group, "
+        "%s:%u (%u members%s%s): wait until it has ended, or use another "
+        "directory or namespace",
+        holder->ns, ddstore__dir_path(dir), holder->holder.host, holder->holder.pid,
+        holder->size, launch ? ", launch " : "", holder->identity);
 }
 
 /* What is said of a claim whose holder can't be named. */
@@ -60,7 +60,8 @@ static int unreadable(const ddstore__dir *dir, const char *file, const char *why
 }
 
 /* 1 lives, 0 dead, -1 can't tell without watching the counter. */
-static int judge_at_once(const ddstore__claim_seen *seen, const ddstore__contact_probe *probe)
+static int judge_at_once(const ddstore__claim_seen *seen,
+                         const ddstore__contact_probe *probe)
 {
     if (seen->rc)
         return -1;
@@ -77,8 +78,9 @@ static bool same_claim(const ddstore__claim_seen *a, const ddstore__claim_seen *
 
 /* Watches a claim that nothing else tells about. 0: it stood still; 1: it moved, or
  * another stands there or none (look again); else the wait ended. */
-static int watch_counter(ddstore__dir *dir, const char *file, const ddstore__claim_seen *old,
-                         const ddstore__wait *wait, ddstore_error *err)
+static int watch_counter(ddstore__dir *dir, const char *file,
+                         const ddstore__claim_seen *old, const ddstore__wait *wait,
+                         ddstore_error *err)
 {
     int64_t until = ddstore__now_ns() + ddstore__claim_still_ns;
     int64_t next = 0;
@@ -107,7 +109,8 @@ static int watch(ddstore__dir *dir, const char *file, ddstore__claim_seen *seen,
 {
     if (seen->rc)
         ddstore__log(DDSTORE_LOG_INFO, "watching the damaged claim %s/%s for %.0f s",
-                     ddstore__dir_path(dir), file, (double)ddstore__claim_still_ns / 1e9);
+                     ddstore__dir_path(dir), file,
+                     (double)ddstore__claim_still_ns / 1e9);
     else
         ddstore__log(DDSTORE_LOG_INFO,
                      "watching for %.0f s whether %s:%u, which holds %s/%s, lives",
@@ -127,7 +130,8 @@ static int watch(ddstore__dir *dir, const char *file, ddstore__claim_seen *seen,
 
 int ddstore__claim_judge(ddstore__dir *dir, const char *file, const char *ns,
                          const ddstore__contact_probe *probe, const ddstore__wait *wait,
-                         uint8_t mark[16], ddstore__claim_image *holder, ddstore_error *err)
+                         uint8_t mark[16], ddstore__claim_image *holder,
+                         ddstore_error *err)
 {
     for (int rc = 1; rc == 1;) {
         ddstore__claim_seen seen;
@@ -141,16 +145,20 @@ int ddstore__claim_judge(ddstore__dir *dir, const char *file, const char *ns,
         if (seen.rc == DDSTORE_EUNSUPPORTED)
             rc = unreadable(dir, file, "is of another version of this library", err);
         else if (!seen.rc && strcmp(seen.image.ns, ns) != 0)
-            rc = unreadable(dir, file, "is of a namespace that the file system can't tell "
-                                       "from this one", err);
+            rc = unreadable(dir, file,
+                            "is of a namespace that the file system can't tell "
+                            "from this one",
+                            err);
         else if (alive == 1)
             rc = ddstore__claim_conflict(dir, &seen.image, err);
         else
             rc = alive == 0 ? DDSTORE_OK : watch(dir, file, &seen, wait, err);
         if (rc == DDSTORE_ETIMEDOUT)
-            rc = ddstore__fail(err, rc, "%s/%s may be held by %s:%u, which could not be judged "
-                                   "in time", ddstore__dir_path(dir), file,
-                          seen.image.holder.host, seen.image.holder.pid);
+            rc = ddstore__fail(err, rc,
+                               "%s/%s may be held by %s:%u, which could not be judged "
+                               "in time",
+                               ddstore__dir_path(dir), file, seen.image.holder.host,
+                               seen.image.holder.pid);
         ddstore__claim_seen_free(&seen);
         if (rc != 1)
             return rc;

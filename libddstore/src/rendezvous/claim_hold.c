@@ -1,5 +1,5 @@
-/* Holding a claim: taking it, also over from a dead holder, raising its counter by a thread
- * of its own, and giving it up. */
+/* Holding a claim: taking it, also over from a dead holder, raising its counter by a
+ * thread of its own, and giving it up. */
 #include "claim.h"
 
 #include <errno.h>
@@ -38,12 +38,12 @@ static void put_back(ddstore__hold *hold)
     int rc = ddstore__dir_link(hold->dir, hold->away, hold->file);
     if (rc && rc != -EEXIST &&
         ddstore__dir_identify(hold->dir, hold->file, &id) == DDSTORE_EKEY)
-        rc = ddstore__dir_rename(hold->dir, hold->away, hold->file);
+        (void)ddstore__dir_rename(hold->dir, hold->away, hold->file);
     ddstore__dir_remove(hold->dir, hold->away);
 }
 
-/* Moves the claim that carries mark out of the way. 0: it is gone, 1: look again; another
- * claim's holder is named: DDSTORE_ECONFLICT. */
+/* Moves the claim that carries mark out of the way. 0: it is gone, 1: look again;
+ * another claim's holder is named: DDSTORE_ECONFLICT. */
 static int move_away(ddstore__hold *hold, const uint8_t mark[16],
                      ddstore__claim_image *holder, ddstore_error *err)
 {
@@ -51,8 +51,8 @@ static int move_away(ddstore__hold *hold, const uint8_t mark[16],
     int moved = ddstore__dir_rename(hold->dir, hold->file, hold->away);
     if (moved && moved != -ENOENT)
         return ddstore__dir_fail(hold->dir, hold->file, "take over", -moved, err);
-    /* Even where rename says that there was nothing: a network file system that had to ask
-     * twice may have moved it. */
+    /* Even where rename says that there was nothing: a network file system that had to
+     * ask twice may have moved it. */
     int rc = ddstore__claim_look(hold->dir, hold->away, &seen, err);
     if (rc == DDSTORE_EKEY)
         return 1;
@@ -71,15 +71,16 @@ static int move_away(ddstore__hold *hold, const uint8_t mark[16],
 }
 
 static int take(ddstore__hold *hold, const ddstore__contact_probe *probe,
-                const ddstore__wait *wait, ddstore__claim_image *holder, ddstore_error *err)
+                const ddstore__wait *wait, ddstore__claim_image *holder,
+                ddstore_error *err)
 {
     for (;;) {
         uint8_t mark[16] = {0};
         int rc = plant(hold, err);
         if (rc != DDSTORE_ECONFLICT)
             return rc;
-        rc = ddstore__claim_judge(hold->dir, hold->file, hold->mine.ns, probe, wait, mark,
-                                  holder, err);
+        rc = ddstore__claim_judge(hold->dir, hold->file, hold->mine.ns, probe, wait,
+                                  mark, holder, err);
         if (!rc)
             rc = move_away(hold, mark, holder, err);
         if (rc < 0)
@@ -87,7 +88,7 @@ static int take(ddstore__hold *hold, const ddstore__contact_probe *probe,
         rc = ddstore__wait_check(wait, err);
         if (rc == DDSTORE_ETIMEDOUT)
             rc = ddstore__fail(err, rc, "could not take %s/%s in time",
-                          ddstore__dir_path(hold->dir), hold->file);
+                               ddstore__dir_path(hold->dir), hold->file);
         if (rc)
             return rc;
     }
@@ -95,8 +96,8 @@ static int take(ddstore__hold *hold, const ddstore__contact_probe *probe,
 
 /* -- the keeper -- */
 
-/* Raises the counter in place, through a descriptor whose contents were just compared: if
- * the file is moved meanwhile, it is the moved one that changes. */
+/* Raises the counter in place, through a descriptor whose contents were just compared:
+ * if the file is moved meanwhile, it is the moved one that changes. */
 static int raise_counter(ddstore__hold *hold)
 {
     uint8_t fixed[DDSTORE__CLAIM_LIVE], live[24];
@@ -112,7 +113,8 @@ static int raise_counter(ddstore__hold *hold)
     } else {
         hold->mine.counter++;
         ddstore__claim_encode_live(&hold->mine, live);
-        if (pwrite(fd, live, sizeof(live), DDSTORE__CLAIM_LIVE) != (ssize_t)sizeof(live))
+        if (pwrite(fd, live, sizeof(live), DDSTORE__CLAIM_LIVE) !=
+            (ssize_t)sizeof(live))
             rc = DDSTORE_ESYS;
     }
     ddstore__fd_close(fd);
@@ -164,9 +166,10 @@ static int start_keeper(ddstore__hold *hold, ddstore_error *err)
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attr);
     if (rc)
-        return ddstore__fail_errno(err, rc, "can't start the thread that keeps the claim "
-                                            "%s/%s", ddstore__dir_path(hold->dir),
-                                   hold->file);
+        return ddstore__fail_errno(err, rc,
+                                   "can't start the thread that keeps the claim "
+                                   "%s/%s",
+                                   ddstore__dir_path(hold->dir), hold->file);
     hold->running = true;
     return DDSTORE_OK;
 }
@@ -223,12 +226,14 @@ static ddstore__hold *new_hold(ddstore__dir *dir, const ddstore__claim_image *mi
 
 int ddstore__hold_take(ddstore__dir *dir, const ddstore__claim_image *mine,
                        const ddstore__contact_probe *probe, const ddstore__wait *wait,
-                       ddstore__hold **out, ddstore__claim_image *holder, ddstore_error *err)
+                       ddstore__hold **out, ddstore__claim_image *holder,
+                       ddstore_error *err)
 {
     *out = NULL;
     memset(holder, 0, sizeof(*holder));
     if (mine->contact_bytes > DDSTORE__CONTACT_LONGEST)
-        return ddstore__fail(err, DDSTORE_EINVAL, "a claim's contact has at most %d bytes",
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "a claim's contact has at most %d bytes",
                              DDSTORE__CONTACT_LONGEST);
     ddstore__hold *hold = new_hold(dir, mine);
     if (!hold)

@@ -9,9 +9,10 @@ static int enter(const ddstore_comm *comm, ddstore_error *err)
     if (!comm)
         return ddstore__fail(err, DDSTORE_EINVAL, "no communicator is given");
     if (comm->fork_generation != ddstore__fork_generation)
-        return ddstore__fail(err, DDSTORE_EFORKED,
-                             "this communicator was opened before a fork, by the parent "
-                             "process: open another one in the child");
+        return ddstore__fail(
+            err, DDSTORE_EFORKED,
+            "this communicator was opened before a fork, by the parent "
+            "process: open another one in the child");
     if (atomic_load(&comm->closed))
         return ddstore__fail(err, DDSTORE_ECLOSED, "the communicator was closed");
     if (comm->broken)
@@ -39,8 +40,8 @@ int ddstore_comm_size(const ddstore_comm *comm)
     return comm ? comm->size : DDSTORE_EINVAL;
 }
 
-int ddstore_comm_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes, void **data,
-                            uint64_t *offsets, ddstore_error *err)
+int ddstore_comm_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes,
+                            void **data, uint64_t *offsets, ddstore_error *err)
 {
     if (data)
         *data = NULL;

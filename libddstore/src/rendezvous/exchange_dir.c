@@ -1,5 +1,5 @@
-/* Directories that members share: opening, checking who may write there, and what to say
- * when the file system refuses. */
+/* Directories that members share: opening, checking who may write there, and what to
+ * say when the file system refuses. */
 #include "exchange_dir.h"
 
 #include <errno.h>
@@ -50,16 +50,18 @@ static int check_dir(int fd, const char *path, bool below, ddstore_error *err)
         return ddstore__fail_errno(err, errno, "can't examine the directory %s", path);
     bool sticky = (st.st_mode & S_ISVTX) != 0;
     if (st.st_uid != geteuid() && (below || st.st_uid != 0 || !sticky))
-        return ddstore__fail(err, DDSTORE_ECONFLICT,
-                             "the directory %s belongs to user %u, not to this process's "
-                             "user %u: choose a directory of your own",
-                             path, (unsigned)st.st_uid, (unsigned)geteuid());
+        return ddstore__fail(
+            err, DDSTORE_ECONFLICT,
+            "the directory %s belongs to user %u, not to this process's "
+            "user %u: choose a directory of your own",
+            path, (unsigned)st.st_uid, (unsigned)geteuid());
     if ((st.st_mode & (S_IWGRP | S_IWOTH)) && !sticky)
-        return ddstore__fail(err, DDSTORE_ECONFLICT,
-                             "the directory %s may be written by its group or by others "
-                             "(mode %04o): chmod go-w it, or choose a directory of your "
-                             "own",
-                             path, (unsigned)(st.st_mode & 07777));
+        return ddstore__fail(
+            err, DDSTORE_ECONFLICT,
+            "the directory %s may be written by its group or by others "
+            "(mode %04o): chmod go-w it, or choose a directory of your "
+            "own",
+            path, (unsigned)(st.st_mode & 07777));
     return DDSTORE_OK;
 }
 
@@ -76,10 +78,11 @@ static int make_dir(const char *path, ddstore_error *err)
     if (mkdir(path, 0700) == 0 || errno == EEXIST)
         return DDSTORE_OK;
     if (errno == ENOENT)
-        return ddstore__fail_errno(err, errno,
-                                   "can't make the directory %s (its parent directory is "
-                                   "missing; make it or correct the path)",
-                                   path);
+        return ddstore__fail_errno(
+            err, errno,
+            "can't make the directory %s (its parent directory is "
+            "missing; make it or correct the path)",
+            path);
     return ddstore__fail_errno(err, errno, "can't make the directory %s%s", path,
                                advice(errno));
 }
@@ -96,8 +99,8 @@ static int open_or_make(const char *path, bool create, ddstore_error *err)
         /* A directory that another rank has just made may stay unseen for a while where
          * look-ups are cached. */
         if (errno != ENOENT && errno != ESTALE)
-            return ddstore__fail_errno(err, errno, "can't open the directory %s%s", path,
-                                       advice(errno));
+            return ddstore__fail_errno(err, errno, "can't open the directory %s%s",
+                                       path, advice(errno));
         if (tries == 30)
             return ddstore__fail_errno(err, errno, "can't open the directory %s", path);
         int rc = make_dir(path, err);
@@ -124,7 +127,8 @@ static ddstore__dir *new_dir(const char *path, const char *name)
     return dir;
 }
 
-int ddstore__dir_open(const char *path, bool create, ddstore__dir **out, ddstore_error *err)
+int ddstore__dir_open(const char *path, bool create, ddstore__dir **out,
+                      ddstore_error *err)
 {
     *out = NULL;
     if (!path || !*path)
@@ -138,7 +142,8 @@ int ddstore__dir_open(const char *path, bool create, ddstore__dir **out, ddstore
     ddstore__dir *dir = rc ? NULL : new_dir(path, NULL);
     if (!dir) {
         ddstore__fd_close(fd);
-        return rc ? rc : ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a directory");
+        return rc ? rc
+                  : ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a directory");
     }
     dir->fd = fd;
     *out = dir;
@@ -189,7 +194,8 @@ int ddstore__dir_enter(ddstore__dir *dir, bool create, ddstore_error *err)
         if (errno != ENOENT && errno != ESTALE)
             return ddstore__dir_fail(dir, NULL, "open", errno, err);
         if (!create || tries == 30)
-            return ddstore__fail(err, DDSTORE_EKEY, "there is no directory %s", dir->path);
+            return ddstore__fail(err, DDSTORE_EKEY, "there is no directory %s",
+                                 dir->path);
         if (mkdirat(at, dir->name, 0700) != 0 && errno != EEXIST)
             return ddstore__dir_fail(dir, NULL, "make", errno, err);
         if (tries)
@@ -209,8 +215,8 @@ void ddstore__dir_remove_self(ddstore__dir *dir)
         (void)!unlinkat(dir->parent->fd, dir->name, AT_REMOVEDIR);
 }
 
-/* Opening a directory asks the server whether it changed (close-to-open), and with that its
- * cached names, also those known to be missing, are judged anew. */
+/* Opening a directory asks the server whether it changed (close-to-open), and with that
+ * its cached names, also those known to be missing, are judged anew. */
 void ddstore__dir_refresh(ddstore__dir *dir)
 {
     struct stat st;

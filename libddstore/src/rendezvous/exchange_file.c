@@ -108,7 +108,8 @@ void ddstore__entry_put(uint8_t *entry, uint32_t rank, const uint8_t own[16])
     memcpy(entry + 4, own, 16);
 }
 
-bool ddstore__entries_have(const ddstore__exchange *x, uint32_t rank, const uint8_t own[16])
+bool ddstore__entries_have(const ddstore__exchange *x, uint32_t rank,
+                           const uint8_t own[16])
 {
     const uint8_t *p = x->head;
     for (uint64_t i = 0; i + DDSTORE__ENTRY <= x->head_bytes; i += DDSTORE__ENTRY)
@@ -159,7 +160,8 @@ bool ddstore__note_parse(const ddstore__exchange *x, ddstore_error *out)
     return out->code < 0 && out->code >= DDSTORE_EFORKED;
 }
 
-/* -- claims: a part that never changes, a counter with a check of its own, the contact -- */
+/* -- claims: a part that never changes, a counter with a check of its own, the contact
+ * -- */
 
 void ddstore__claim_encode_live(const ddstore__claim_image *claim, uint8_t out[24])
 {
@@ -211,8 +213,9 @@ int ddstore__claim_parse(const void *data, size_t bytes, ddstore__claim_image *o
     if (!whole || out->contact_bytes > DDSTORE__CONTACT_LONGEST)
         return DDSTORE_EINVAL;
     if (bytes != DDSTORE__CLAIM_FIXED + (size_t)out->contact_bytes)
-        return bytes < DDSTORE__CLAIM_FIXED + (size_t)out->contact_bytes ? DDSTORE_EKEY
-                                                                         : DDSTORE_EINVAL;
+        return bytes < DDSTORE__CLAIM_FIXED + (size_t)out->contact_bytes
+                   ? DDSTORE_EKEY
+                   : DDSTORE_EINVAL;
     out->contact = p + DDSTORE__CLAIM_FIXED;
     if (ddstore__get64(p + 504) != ddstore__hash64(out->contact, out->contact_bytes))
         return DDSTORE_EINVAL;

@@ -1,22 +1,22 @@
-/* The files of an exchange: names, header and contents, parsed as pure functions over bytes
- * that anybody may have written. */
+/* The files of an exchange: names, header and contents, parsed as pure functions over
+ * bytes that anybody may have written. */
 #ifndef DDSTORE_EXCHANGE_FILE_H
 #define DDSTORE_EXCHANGE_FILE_H
 
 #include "../base.h"
 
-#define DDSTORE__NS_LONGEST 100
+#define DDSTORE__NS_LONGEST      100
 #define DDSTORE__EXCHANGE_HEADER 568 /* bytes */
-#define DDSTORE__EXCHANGE_NAME 128   /* room for a file name */
+#define DDSTORE__EXCHANGE_NAME   128 /* room for a file name */
 
-/* What a file is, by the first letter of its name. Members write into the in directory of
- * a group, rank 0 into its out directory. */
+/* What a file is, by the first letter of its name. Members write into the in directory
+ * of a group, rank 0 into its out directory. */
 enum ddstore__exchange_type {
-    DDSTORE__X_HELLO = 'h',    /* in: h.RANK.OWN */
-    DDSTORE__X_ACK = 'a',      /* in: a.RANK.OWN.RUN.NUMBER, the hello renamed */
-    DDSTORE__X_PART = 'c',     /* in: c.RANK.RUN.SEQ, a contribution to a step */
-    DDSTORE__X_FAILED = 'f',   /* in: f.RANK.OWN.RUN, a member's reason to leave */
-    DDSTORE__X_REFUSED = 'x',  /* in: x.RANK.OWN.RUN, rank 0 of another group was here */
+    DDSTORE__X_HELLO = 'h',   /* in: h.RANK.OWN */
+    DDSTORE__X_ACK = 'a',     /* in: a.RANK.OWN.RUN.NUMBER, the hello renamed */
+    DDSTORE__X_PART = 'c',    /* in: c.RANK.RUN.SEQ, a contribution to a step */
+    DDSTORE__X_FAILED = 'f',  /* in: f.RANK.OWN.RUN, a member's reason to leave */
+    DDSTORE__X_REFUSED = 'x', /* in: x.RANK.OWN.RUN, rank 0 of another group was here */
     DDSTORE__X_PROPOSAL = 'p', /* out: p.RUN.NUMBER */
     DDSTORE__X_COMMIT = 'k',   /* out: k.RUN.NUMBER, the proposal renamed */
     DDSTORE__X_STEP = 's',     /* out: s.RUN.SEQ, all contributions in one */
@@ -59,11 +59,14 @@ int ddstore__exchange_parse(const void *data, size_t bytes, ddstore__exchange *o
 /* A proposal's head: entries of rank and nonce. */
 #define DDSTORE__ENTRY 20 /* bytes */
 void ddstore__entry_put(uint8_t *entry, uint32_t rank, const uint8_t own[16]);
-bool ddstore__entries_have(const ddstore__exchange *x, uint32_t rank, const uint8_t own[16]);
+bool ddstore__entries_have(const ddstore__exchange *x, uint32_t rank,
+                           const uint8_t own[16]);
 
-/* A step's head: where each rank's bytes begin in the body, and its end; empty where all
- * are empty. Fills offsets[0..size]; DDSTORE_EINVAL where they don't fit the body. */
-int ddstore__offsets_parse(const ddstore__exchange *x, uint32_t size, uint64_t *offsets);
+/* A step's head: where each rank's bytes begin in the body, and its end; empty where
+ * all are empty. Fills offsets[0..size]; DDSTORE_EINVAL where they don't fit the body.
+ */
+int ddstore__offsets_parse(const ddstore__exchange *x, uint32_t size,
+                           uint64_t *offsets);
 
 /* The body of an abort or a failure: a code and a sentence. false: damaged. */
 void ddstore__note_put(const ddstore_error *why, uint8_t *out, size_t *bytes);
@@ -72,9 +75,9 @@ bool ddstore__note_parse(const ddstore__exchange *x, ddstore_error *out);
 
 /* -- claims -- */
 
-#define DDSTORE__CLAIM_FIXED 544 /* bytes before the contact */
+#define DDSTORE__CLAIM_FIXED     544 /* bytes before the contact */
 #define DDSTORE__CONTACT_LONGEST 65536
-#define DDSTORE__CLAIM_LIVE 520  /* where the counter and its check stand */
+#define DDSTORE__CLAIM_LIVE      520 /* where the counter and its check stand */
 
 typedef struct ddstore__claim_image {
     uint8_t nonce[16];

@@ -37,7 +37,8 @@ void ddstore__exchange_name_format(const ddstore__exchange_name *name,
         if (*part == 'r') {
             used += snprintf(out + used, room, ".%u", name->rank);
         } else if (*part == '#') {
-            used += snprintf(out + used, room, ".%llu", (unsigned long long)name->number);
+            used +=
+                snprintf(out + used, room, ".%llu", (unsigned long long)name->number);
         } else {
             ddstore__hex16(*part == 'o' ? name->own : name->run, hex);
             used += snprintf(out + used, room, ".%s", hex);

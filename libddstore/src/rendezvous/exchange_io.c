@@ -49,7 +49,8 @@ static int write_temp(int at, char temp[64], const struct iovec *parts, int n)
 {
     snprintf(temp, 64, ".tmp.%ld.%016llx", (long)getpid(),
              (unsigned long long)ddstore__random_u64());
-    int fd = open_counted(at, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC);
+    int fd =
+        open_counted(at, temp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return errno;
     int errnum = write_all(fd, parts, n);
@@ -75,7 +76,8 @@ static int write_renamed(int at, const char *name, const struct iovec *parts, in
 int ddstore__dir_write_parts(ddstore__dir *dir, const char *name,
                              const struct iovec *parts, int n, ddstore_error *err)
 {
-    /* The directory or the temporary file may be swept away under us: once more, then. */
+    /* The directory or the temporary file may be swept away under us: once more, then.
+     */
     for (int tries = 0;; tries++) {
         int at = ddstore__dir_enter(dir, true, err);
         if (at < 0)
@@ -89,8 +91,8 @@ int ddstore__dir_write_parts(ddstore__dir *dir, const char *name,
     }
 }
 
-int ddstore__dir_write(ddstore__dir *dir, const char *name, const void *data, size_t bytes,
-                       ddstore_error *err)
+int ddstore__dir_write(ddstore__dir *dir, const char *name, const void *data,
+                       size_t bytes, ddstore_error *err)
 {
     struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = bytes};
     return ddstore__dir_write_parts(dir, name, &part, 1, err);
@@ -99,7 +101,8 @@ int ddstore__dir_write(ddstore__dir *dir, const char *name, const void *data, si
 /* O_EXCL in two calls, for file systems without hard links. */
 static int create_exclusive(int at, const char *name, const struct iovec *part)
 {
-    int fd = open_counted(at, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC);
+    int fd =
+        open_counted(at, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return errno;
     int errnum = write_all(fd, part, 1);
@@ -118,7 +121,8 @@ static int create_linked(int at, const char *name, const struct iovec *part)
     if (errnum)
         return errnum;
     errnum = linkat(at, temp, at, name, 0) == 0 ? 0 : errno;
-    /* A repeated request of a network file system may fail although the first one linked. */
+    /* A repeated request of a network file system may fail although the first one
+     * linked. */
     if (errnum == EEXIST && fstatat(at, temp, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
         st.st_nlink == 2)
         errnum = 0;
@@ -126,8 +130,8 @@ static int create_linked(int at, const char *name, const struct iovec *part)
     return errnum;
 }
 
-int ddstore__dir_create(ddstore__dir *dir, const char *name, const void *data, size_t bytes,
-                        ddstore_error *err)
+int ddstore__dir_create(ddstore__dir *dir, const char *name, const void *data,
+                        size_t bytes, ddstore_error *err)
 {
     struct iovec part = {.iov_base = (void *)(uintptr_t)data, .iov_len = bytes};
     int at = ddstore__dir_enter(dir, true, err);
@@ -138,8 +142,8 @@ int ddstore__dir_create(ddstore__dir *dir, const char *name, const void *data, s
         errnum = create_exclusive(at, name, &part);
     ddstore__dir_leave(dir, at);
     if (errnum == EEXIST)
-        return ddstore__fail(err, DDSTORE_ECONFLICT, "%s/%s is there already", dir->path,
-                             name);
+        return ddstore__fail(err, DDSTORE_ECONFLICT, "%s/%s is there already",
+                             dir->path, name);
     return errnum ? ddstore__dir_fail(dir, name, "create", errnum, err) : DDSTORE_OK;
 }
 
@@ -155,12 +159,14 @@ static int check_file(const ddstore__dir *dir, const char *name, const struct st
         return ddstore__fail(err, DDSTORE_ECONFLICT,
                              "%s/%s belongs to user %u, not to this process's user %u: "
                              "remove it or choose a directory of your own",
-                             dir->path, name, (unsigned)st->st_uid, (unsigned)geteuid());
+                             dir->path, name, (unsigned)st->st_uid,
+                             (unsigned)geteuid());
     if (st->st_mode & (S_IWGRP | S_IWOTH))
-        return ddstore__fail(err, DDSTORE_ECONFLICT,
-                             "%s/%s may be written by its group or by others (mode %04o): "
-                             "remove it",
-                             dir->path, name, (unsigned)(st->st_mode & 07777));
+        return ddstore__fail(
+            err, DDSTORE_ECONFLICT,
+            "%s/%s may be written by its group or by others (mode %04o): "
+            "remove it",
+            dir->path, name, (unsigned)(st->st_mode & 07777));
     return DDSTORE_OK;
 }
 
@@ -177,8 +183,10 @@ static int open_checked(ddstore__dir *dir, int at, const char *name, int flags,
 {
     int fd = open_counted(at, name, flags | READ_FLAGS);
     if (fd < 0 && (errno == ENOENT || errno == ESTALE))
-        return ddstore__fail(err, DDSTORE_EKEY, "there is no file %s/%s", dir->path, name);
-    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO))
+        return ddstore__fail(err, DDSTORE_EKEY, "there is no file %s/%s", dir->path,
+                             name);
+    if (fd < 0 &&
+        (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO))
         return ddstore__dir_fail(dir, name, "open", errno, err);
     if (fd < 0)
         return ddstore__fail(err, DDSTORE_ECONFLICT,
@@ -203,8 +211,9 @@ static int read_all(const ddstore__dir *dir, const char *name, int fd, size_t si
     char *buffer = malloc(size ? size : 1);
     size_t have = 0;
     if (!buffer)
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the %zu bytes of %s/%s",
-                             size, dir->path, name);
+        return ddstore__fail(err, DDSTORE_ENOMEM,
+                             "no memory for the %zu bytes of %s/%s", size, dir->path,
+                             name);
     while (have < size) {
         ssize_t got = read(fd, buffer + have, size - have);
         if (got < 0 && errno == EINTR)
@@ -227,7 +236,7 @@ static int read_all(const ddstore__dir *dir, const char *name, int fd, size_t si
 int ddstore__dir_read_id(ddstore__dir *dir, const char *name, size_t max, void **data,
                          size_t *bytes, ddstore__file_id *id, ddstore_error *err)
 {
-    struct stat st;
+    struct stat st = {0};
     *data = NULL;
     int at = ddstore__dir_enter(dir, false, err);
     if (at < 0)
@@ -238,9 +247,10 @@ int ddstore__dir_read_id(ddstore__dir *dir, const char *name, size_t max, void *
         return fd;
     int rc;
     if (st.st_size < 0 || (uint64_t)st.st_size > max)
-        rc = ddstore__fail(err, DDSTORE_ECONFLICT,
-                           "%s/%s has %lld bytes, more than the %zu expected: remove it",
-                           dir->path, name, (long long)st.st_size, max);
+        rc =
+            ddstore__fail(err, DDSTORE_ECONFLICT,
+                          "%s/%s has %lld bytes, more than the %zu expected: remove it",
+                          dir->path, name, (long long)st.st_size, max);
     else
         rc = read_all(dir, name, fd, (size_t)st.st_size, data, bytes, err);
     ddstore__fd_close(fd);
@@ -272,7 +282,8 @@ int ddstore__dir_identify(ddstore__dir *dir, const char *name, ddstore__file_id 
     int at = ddstore__dir_enter(dir, false, NULL);
     if (at < 0)
         return at;
-    int rc = fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? DDSTORE_OK : DDSTORE_EKEY;
+    int rc =
+        fstatat(at, name, &st, AT_SYMLINK_NOFOLLOW) == 0 ? DDSTORE_OK : DDSTORE_EKEY;
     ddstore__dir_leave(dir, at);
     if (!rc)
         rc = check_file(dir, name, &st, NULL);
@@ -291,8 +302,8 @@ struct entry {
     char name[];
 };
 
-static int visit_all(const ddstore__dir *dir, int fd, ddstore__dir_visit *visit, void *arg,
-                     ddstore_error *err)
+static int visit_all(const ddstore__dir *dir, int fd, ddstore__dir_visit *visit,
+                     void *arg, ddstore_error *err)
 {
     _Alignas(struct entry) char buffer[16384];
     for (;;) {

@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#define NAME_LONGEST 200
+#define NAME_LONGEST   200
 #define PREFIX_LONGEST 120
 
 static bool is_lower_or_digit(unsigned char c)
@@ -15,13 +15,15 @@ static bool is_plain(const char *name)
 {
     size_t n = 0;
     for (; name[n]; n++)
-        if (!is_lower_or_digit((unsigned char)name[n]) && !(name[n] >= 'A' && name[n] <= 'Z'))
+        if (!is_lower_or_digit((unsigned char)name[n]) &&
+            !(name[n] >= 'A' && name[n] <= 'Z'))
             return false;
     return n >= 1 && n <= NAME_LONGEST;
 }
 
-/* Capitals are escaped too, so that two escaped names differ by more than their case. Every
- * escaped name holds a '%', which no plain one has; "%-" only stands before a hash. */
+/* Capitals are escaped too, so that two escaped names differ by more than their case.
+ * Every escaped name holds a '%', which no plain one has; "%-" only stands before a
+ * hash. */
 void ddstore__escape_name(const char *name, char out[256])
 {
     if (is_plain(name)) {

@@ -68,15 +68,17 @@ static int check_ns(const char *ns, ddstore_error *err)
 static int check_how(const ddstore_comm_file *how, ddstore_error *err)
 {
     if (!how)
-        return ddstore__fail(err, DDSTORE_EINVAL, "no description of the group is given");
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "no description of the group is given");
     if (how->size < 1 || how->rank < 0 || how->rank >= how->size)
         return ddstore__fail(err, DDSTORE_EINVAL, "rank %d is not one of %d ranks",
                              how->rank, how->size);
     if (!(how->timeout_s >= 0) || isinf(how->timeout_s))
-        return ddstore__fail(err, DDSTORE_EINVAL,
-                             "the time-out must be a number of seconds, 0 for the default; "
-                             "it is %g",
-                             how->timeout_s);
+        return ddstore__fail(
+            err, DDSTORE_EINVAL,
+            "the time-out must be a number of seconds, 0 for the default; "
+            "it is %g",
+            how->timeout_s);
     return check_ns(how->ns, err);
 }
 
@@ -124,7 +126,8 @@ static void free_file(ddstore__file *f)
     free(f);
 }
 
-static int meet(ddstore__file *f, const ddstore__contact_probe *probe, ddstore_error *err)
+static int meet(ddstore__file *f, const ddstore__contact_probe *probe,
+                ddstore_error *err)
 {
     int64_t deadline = ddstore__after_s(f->timeout_s);
     if (f->base.rank == 0)
@@ -134,8 +137,8 @@ static int meet(ddstore__file *f, const ddstore__contact_probe *probe, ddstore_e
 
 /* -- the operations -- */
 
-static int file_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes, void **data,
-                           uint64_t *offsets, ddstore_error *err)
+static int file_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes,
+                           void **data, uint64_t *offsets, ddstore_error *err)
 {
     return ddstore__file_step((ddstore__file *)comm, DDSTORE__OP_ALLGATHER, mine, bytes,
                               data, offsets, err);
@@ -144,8 +147,8 @@ static int file_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes, v
 static int file_barrier(ddstore_comm *comm, ddstore_error *err)
 {
     void *data = NULL;
-    int rc = ddstore__file_step((ddstore__file *)comm, DDSTORE__OP_BARRIER, "", 0, &data,
-                                NULL, err);
+    int rc = ddstore__file_step((ddstore__file *)comm, DDSTORE__OP_BARRIER, "", 0,
+                                &data, NULL, err);
     free(data);
     return rc;
 }
@@ -190,11 +193,13 @@ static const ddstore__rendezvous_ops ops = {
     .close = file_close,
 };
 
-int ddstore__comm_open_file(const ddstore_comm_file *how, const ddstore__contact_probe *probe,
-                            ddstore_comm **out, ddstore_error *err)
+int ddstore__comm_open_file(const ddstore_comm_file *how,
+                            const ddstore__contact_probe *probe, ddstore_comm **out,
+                            ddstore_error *err)
 {
     if (!out)
-        return ddstore__fail(err, DDSTORE_EINVAL, "no place for the communicator is given");
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "no place for the communicator is given");
     *out = NULL;
     int rc = check_how(how, err);
     if (rc)

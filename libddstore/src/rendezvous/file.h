@@ -1,7 +1,7 @@
-/* The file back end from within: one member's state, and how its parts call one another.
- * Layout of the shared directory: NS.claim; NS.ID.in/ with one file a member and step, each
- * written by that member; NS.ID.out/ with what rank 0 publishes. ID is a hash of the launch
- * identity, so that two launches never share a file. */
+/* The file back end from within: one member's state, and how its parts call one
+ * another. Layout of the shared directory: NS.claim; NS.ID.in/ with one file a member
+ * and step, each written by that member; NS.ID.out/ with what rank 0 publishes. ID is a
+ * hash of the launch identity, so that two launches never share a file. */
 #ifndef DDSTORE_RENDEZVOUS_FILE_H
 #define DDSTORE_RENDEZVOUS_FILE_H
 
@@ -17,14 +17,14 @@ typedef struct ddstore__file {
     ddstore__dir *dir, *in, *out;
     char ns[104], identity[256];
     double timeout_s;
-    uint8_t own[16];          /* this member's nonce */
-    uint8_t run[16];          /* rank 0's; known once acked, agreed once met */
+    uint8_t own[16]; /* this member's nonce */
+    uint8_t run[16]; /* rank 0's; known once acked, agreed once met */
     bool acked, met, aborted;
-    uint64_t seq;             /* of the last step begun */
+    uint64_t seq; /* of the last step begun */
     ddstore__process self;
-    ddstore__process lead;    /* rank 0, once acked */
-    ddstore__member *members; /* rank 0 only: size of them, once met */
-    ddstore__hold *hold;      /* rank 0 only */
+    ddstore__process lead;             /* rank 0, once acked */
+    ddstore__member *members;          /* rank 0 only: size of them, once met */
+    ddstore__hold *hold;               /* rank 0 only */
     char mine[DDSTORE__EXCHANGE_NAME]; /* this member's file in `in`; "": none */
     char last[DDSTORE__EXCHANGE_NAME]; /* rank 0: the file in `out` that the next step's
                                           contributions acknowledge */
@@ -43,8 +43,9 @@ typedef struct ddstore__file_seen {
     size_t bytes;
 } ddstore__file_seen;
 
-/* 0: a whole file of this namespace and launch. DDSTORE_EKEY: not there, not yet whole, not
- * ours, or not to be trusted. Else a system call failed. Free with free(seen->data). */
+/* 0: a whole file of this namespace and launch. DDSTORE_EKEY: not there, not yet whole,
+ * not ours, or not to be trusted. Else a system call failed. Free with
+ * free(seen->data). */
 int ddstore__file_look(const ddstore__file *f, ddstore__dir *dir, const char *name,
                        ddstore__file_seen *seen, ddstore_error *err);
 
@@ -82,8 +83,8 @@ typedef struct ddstore__poll {
     ddstore__wait wait;
     int64_t begun, pause, next_check, next_log, next_watch, next_blind;
     /* What a follower saw of the claim. */
-    int64_t gone_since;     /* since when it is missing; 0: it isn't */
-    int64_t foreign_since;  /* since when a living group of another launch holds it */
+    int64_t gone_since;    /* since when it is missing; 0: it isn't */
+    int64_t foreign_since; /* since when a living group of another launch holds it */
     uint8_t holder[16];
     uint64_t holder_counter;
     bool holder_moved;
@@ -98,8 +99,8 @@ bool ddstore__poll_log_due(ddstore__poll *p);   /* every 10 s */
 bool ddstore__poll_watch_due(ddstore__poll *p); /* whether the others still live */
 bool ddstore__poll_blind_due(ddstore__poll *p); /* open what the listing may not show */
 
-/* Followers: whether rank 0's group can still come to a result. 0, 1: it is over unless a
- * last look finds one (err says why), or a failure. */
+/* Followers: whether rank 0's group can still come to a result. 0, 1: it is over unless
+ * a last look finds one (err says why), or a failure. */
 int ddstore__poll_watch(ddstore__poll *p, ddstore_error *err);
 
 /* -- file_report.c: who is missing, in words -- */
@@ -114,7 +115,8 @@ void ddstore__ranks_add(ddstore__ranks *set, uint32_t rank);
 /* "rank 1, rank 3" of those not in set. */
 void ddstore__ranks_missing(const ddstore__ranks *set, char *out, size_t bytes);
 
-/* Rank 0 passes the ranks that are there; the others NULL: then the directory is asked. */
+/* Rank 0 passes the ranks that are there; the others NULL: then the directory is asked.
+ */
 void ddstore__report_waiting(ddstore__poll *p, const ddstore__ranks *here);
 int ddstore__report_timeout(ddstore__poll *p, const ddstore__ranks *here,
                             ddstore_error *err);

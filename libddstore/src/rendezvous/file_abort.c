@@ -1,9 +1,11 @@
-/* Failures that concern the whole group: rank 0's abort, the others' notes to rank 0. */
+/* Failures that concern the whole group: rank 0's abort, the others' notes to rank 0.
+ */
 #include "file.h"
 
 #include <stdlib.h>
 
-#define LAST_CALL (300 * DDSTORE__MS) /* for the rest of a second group to show itself */
+#define LAST_CALL                                                                      \
+    (300 * DDSTORE__MS) /* for the rest of a second group to show itself */
 
 /* A failure of one's own memory or network is to the others the loss of a member. */
 static int code_for_others(int code)
@@ -94,10 +96,9 @@ int ddstore__file_aborted(ddstore__file *f, const char *name, ddstore_error *err
     int rc = ddstore__file_look(f, f->out, name, &seen, err);
     if (rc)
         return rc == DDSTORE_EKEY ? DDSTORE_OK : rc;
-    bool concerns =
-        seen.x.type == DDSTORE__X_ABORT &&
-        ((f->met && memcmp(seen.x.run, f->run, 16) == 0) ||
-         ddstore__entries_have(&seen.x, (uint32_t)f->base.rank, f->own));
+    bool concerns = seen.x.type == DDSTORE__X_ABORT &&
+                    ((f->met && memcmp(seen.x.run, f->run, 16) == 0) ||
+                     ddstore__entries_have(&seen.x, (uint32_t)f->base.rank, f->own));
     if (concerns && ddstore__note_parse(&seen.x, &why)) {
         f->aborted = true;
         rc = ddstore__fail(err, code_for_others(why.code),
@@ -112,12 +113,12 @@ int ddstore__file_duplicate(const ddstore__file *f, uint32_t rank,
                             const ddstore__process *a, const ddstore__process *b,
                             ddstore_error *err)
 {
-    return ddstore__fail(err, DDSTORE_ECONFLICT,
-                         "two processes answer for rank %u in %s (namespace \"%s\"): %s:%u "
-                         "and %s:%u: give each run a directory of its own, or each group a "
-                         "namespace, or each launch a DDSTORE_RUN_ID",
-                         rank, ddstore__dir_path(f->dir), f->ns, a->host, a->pid, b->host,
-                         b->pid);
+    return ddstore__fail(
+        err, DDSTORE_ECONFLICT,
+        "two processes answer for rank %u in %s (namespace \"%s\"): %s:%u "
+        "and %s:%u: give each run a directory of its own, or each group a "
+        "namespace, or each launch a DDSTORE_RUN_ID",
+        rank, ddstore__dir_path(f->dir), f->ns, a->host, a->pid, b->host, b->pid);
 }
 
 int ddstore__file_noted(ddstore__file *f, const char *text,
@@ -137,8 +138,8 @@ int ddstore__file_noted(ddstore__file *f, const char *text,
         rc = ddstore__file_duplicate(f, 0, &f->self, &x->from, err);
     else
         rc = ddstore__fail(err, code_for_others(why.code),
-                           "rank %u (%s:%u) left the group: %.1500s", x->rank, x->from.host,
-                           x->from.pid, why.message);
+                           "rank %u (%s:%u) left the group: %.1500s", x->rank,
+                           x->from.host, x->from.pid, why.message);
     free(seen.data);
     return rc;
 }

@@ -3,7 +3,8 @@
 
 #include <stdlib.h>
 
-/* Who answered another run may be in it still: its commit may only just have appeared. */
+/* Who answered another run may be in it still: its commit may only just have appeared.
+ */
 #define ELSEWHERE_GRACE DDSTORE__S
 
 int ddstore__lead_init(ddstore__lead *l, ddstore__file *f, ddstore_error *err)
@@ -13,7 +14,8 @@ int ddstore__lead_init(ddstore__lead *l, ddstore__file *f, ddstore_error *err)
     l->err = err;
     l->heads = malloc(((size_t)f->base.size + 1) * sizeof(*l->heads));
     if (!l->heads)
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %d members", f->base.size);
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %d members",
+                             f->base.size);
     for (int r = 0; r <= f->base.size; r++)
         l->heads[r] = -1;
     return DDSTORE_OK;
@@ -84,7 +86,8 @@ static int read_hello(ddstore__lead *l, ddstore__candidate *c)
     return DDSTORE_OK;
 }
 
-/* The name says which proposal is acknowledged; the file must be the hello that was read. */
+/* The name says which proposal is acknowledged; the file must be the hello that was
+ * read. */
 static int check_ack(ddstore__lead *l, ddstore__candidate *c, uint64_t number)
 {
     ddstore__file_id id;
@@ -105,14 +108,16 @@ static int check_ack(ddstore__lead *l, ddstore__candidate *c, uint64_t number)
     return DDSTORE_OK;
 }
 
-static int on_answer(ddstore__lead *l, const char *text, const ddstore__exchange_name *name)
+static int on_answer(ddstore__lead *l, const char *text,
+                     const ddstore__exchange_name *name)
 {
     int rc = DDSTORE_OK;
     ddstore__candidate *c = find(l, name->rank, name->own);
     if (!c)
         c = add(l, name->rank, name->own);
     if (!c)
-        return ddstore__fail(l->err, DDSTORE_ENOMEM, "no memory for the group's members");
+        return ddstore__fail(l->err, DDSTORE_ENOMEM,
+                             "no memory for the group's members");
     c->scan = l->scan;
     memcpy(c->name, text, strlen(text) + 1);
     if (!c->whole)
@@ -177,11 +182,12 @@ void ddstore__lead_watch(ddstore__lead *l)
 static int wrong_size(ddstore__lead *l, const ddstore__candidate *c)
 {
     const ddstore__file *f = l->f;
-    return ddstore__fail(l->err, DDSTORE_EINVAL,
-                         "rank %u (%s:%u) was told of %u members, rank 0 (%s:%u) of %d: "
-                         "start all of them with the same size",
-                         c->rank, c->who.from.host, c->who.from.pid, c->size, f->self.host,
-                         f->self.pid, f->base.size);
+    return ddstore__fail(
+        l->err, DDSTORE_EINVAL,
+        "rank %u (%s:%u) was told of %u members, rank 0 (%s:%u) of %d: "
+        "start all of them with the same size",
+        c->rank, c->who.from.host, c->who.from.pid, c->size, f->self.host, f->self.pid,
+        f->base.size);
 }
 
 /* Whether it is certain that the process behind the answer lives now. */
@@ -192,7 +198,8 @@ static bool lives(const ddstore__lead *l, const ddstore__candidate *c)
     return c->alive == 1 || (c->acked && c->acked == l->number && !c->dropped);
 }
 
-/* A member that leaves and comes back may be listed under both nonces once, not twice. */
+/* A member that leaves and comes back may be listed under both nonces once, not twice.
+ */
 static bool are_rivals(const ddstore__lead *l, ddstore__candidate *c,
                        const ddstore__candidate *o)
 {

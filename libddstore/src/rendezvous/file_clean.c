@@ -1,11 +1,13 @@
-/* Removing exchange files that nobody needs any more: those of dead runs, and one's own. */
+/* Removing exchange files that nobody needs any more: those of dead runs, and one's
+ * own. */
 #include "file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#define TEMP_AGE (60 * DDSTORE__S)     /* a temporary file that old was left behind */
-#define OTHER_HOST_AGE (3600 * DDSTORE__S) /* so were files that no host's process owns */
+#define TEMP_AGE (60 * DDSTORE__S) /* a temporary file that old was left behind */
+#define OTHER_HOST_AGE                                                                 \
+    (3600 * DDSTORE__S) /* so were files that no host's process owns */
 #define NAMES_AT_MOST 100000
 
 struct names {
@@ -44,7 +46,8 @@ struct clean {
     size_t n_kept;
 };
 
-static bool is_older(const struct clean *c, ddstore__dir *dir, const char *name, int64_t age)
+static bool is_older(const struct clean *c, ddstore__dir *dir, const char *name,
+                     int64_t age)
 {
     ddstore__file_id id;
     return ddstore__dir_identify(dir, name, &id) == DDSTORE_OK &&
@@ -112,8 +115,8 @@ static void clean_out(struct clean *c, ddstore__dir *out, const struct names *na
     }
 }
 
-/* One launch's two directories. The claim is ours, so no other rank 0 publishes there; but
- * members of a run that just ended may still have to read its last result. */
+/* One launch's two directories. The claim is ours, so no other rank 0 publishes there;
+ * but members of a run that just ended may still have to read its last result. */
 static void clean_boxes(struct clean *c, ddstore__dir *in, ddstore__dir *out)
 {
     struct names names = {0}, results = {0};
@@ -147,7 +150,8 @@ static void clean_launch(struct clean *c, const char *in_name)
     ddstore__dir_close(out);
 }
 
-/* What the rest of a name of this namespace is: NS.claim.NONCE, or NS.ID.in of others. */
+/* What the rest of a name of this namespace is: NS.claim.NONCE, or NS.ID.in of others.
+ */
 static void clean_top(struct clean *c, const char *name)
 {
     ddstore__file *f = c->f;
@@ -214,9 +218,9 @@ static void remove_of_run(const ddstore__file *f, ddstore__dir *dir)
     free_names(&names);
 }
 
-/* A member's contribution or acknowledgement stays until it has read what rank 0 answered,
- * so where none is left, all have read everything. The last one out removes it; rank 0,
- * where the others were faster. */
+/* A member's contribution or acknowledgement stays until it has read what rank 0
+ * answered, so where none is left, all have read everything. The last one out removes
+ * it; rank 0, where the others were faster. */
 void ddstore__file_sweep(ddstore__file *f)
 {
     struct rest rest = {.f = f};

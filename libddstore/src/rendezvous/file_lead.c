@@ -1,11 +1,11 @@
-/* The first meeting, as rank 0 sees it: hold the claim, propose the nonces that answered,
- * and commit the proposal that all of them acknowledged. */
+/* The first meeting, as rank 0 sees it: hold the claim, propose the nonces that
+ * answered, and commit the proposal that all of them acknowledged. */
 #include "file_lead.h"
 
 #include <errno.h>
 #include <stdlib.h>
 
-#define EXTRAS_GRACE DDSTORE__S          /* for a second answer of one rank to show life */
+#define EXTRAS_GRACE DDSTORE__S /* for a second answer of one rank to show life */
 
 static size_t count_of(const ddstore__lead *l, int rank)
 {
@@ -23,7 +23,8 @@ static bool has_ack(const ddstore__lead *l, int rank)
     return false;
 }
 
-/* All answers that count, by rank; NULL where a rank has none (*bytes 0) or memory fails. */
+/* All answers that count, by rank; NULL where a rank has none (*bytes 0) or memory
+ * fails. */
 static uint8_t *list_entries(ddstore__lead *l, size_t *bytes)
 {
     size_t n = 0;
@@ -107,7 +108,8 @@ static int commit(ddstore__lead *l)
     rc = ddstore__dir_rename(f->out, l->proposal, f->last);
     if (rc == -ENOENT && ddstore__dir_identify(f->out, f->last, &id) == DDSTORE_OK)
         rc = 0; /* a network file system that asked twice */
-    return rc ? ddstore__dir_fail(f->out, l->proposal, "rename", -rc, l->err) : DDSTORE_OK;
+    return rc ? ddstore__dir_fail(f->out, l->proposal, "rename", -rc, l->err)
+              : DDSTORE_OK;
 }
 
 /* Each rank has acknowledged; whoever else was proposed has had its time. */
@@ -191,20 +193,23 @@ static int lead(ddstore__lead *l)
 static int take_claim(ddstore__file *f, const ddstore__contact_probe *probe,
                       const ddstore__wait *wait, ddstore_error *why)
 {
-    ddstore__claim_image mine = {.size = (uint32_t)f->base.size, .holder = f->self}, holder;
+    ddstore__claim_image mine = {.size = (uint32_t)f->base.size, .holder = f->self},
+                         holder;
     memcpy(mine.nonce, f->own, 16);
     memcpy(mine.ns, f->ns, sizeof(mine.ns));
     memcpy(mine.identity, f->identity, sizeof(mine.identity));
     if (probe) {
         if (probe->bytes > DDSTORE__CONTACT_LONGEST)
-            return ddstore__fail(why, DDSTORE_EINVAL, "a claim's contact has at most %d "
-                                                      "bytes", DDSTORE__CONTACT_LONGEST);
+            return ddstore__fail(why, DDSTORE_EINVAL,
+                                 "a claim's contact has at most %d "
+                                 "bytes",
+                                 DDSTORE__CONTACT_LONGEST);
         mine.contact = probe->mine;
         mine.contact_bytes = (uint32_t)probe->bytes;
     }
     int rc = ddstore__hold_take(f->dir, &mine, probe, wait, &f->hold, &holder, why);
-    /* Without an identity, or twice under one, the holder can't tell its own members from
-     * this group's: it must know that there are two. */
+    /* Without an identity, or twice under one, the holder can't tell its own members
+     * from this group's: it must know that there are two. */
     if (rc == DDSTORE_ECONFLICT && strcmp(holder.identity, f->identity) == 0 &&
         holder.ns[0] && f->base.size > 1)
         ddstore__file_note(f, DDSTORE__X_REFUSED, holder.nonce, why);

@@ -15,8 +15,9 @@ typedef struct ddstore__candidate {
     int alive;      /* 1, 0, -1: can't tell from here */
     bool elsewhere; /* it acknowledged another run's proposal */
     unsigned scan;  /* the last listing that showed it */
-    unsigned rival; /* the last listing that showed another living answer too; 0: none */
-    int64_t since;  /* when it was first listed */
+    unsigned
+        rival;     /* the last listing that showed another living answer too; 0: none */
+    int64_t since; /* when it was first listed */
     uint64_t acked; /* number of the proposal it acknowledged last */
     int next;       /* of the same rank; -1: none */
 } ddstore__candidate;
@@ -26,13 +27,13 @@ typedef struct ddstore__lead {
     ddstore__poll poll;
     ddstore__candidate *list;
     int n, room;
-    int *heads;            /* by rank; the last one: ranks that the group hasn't */
+    int *heads; /* by rank; the last one: ranks that the group hasn't */
     unsigned scan;
-    uint64_t number;       /* of the current proposal; 0: none */
-    uint8_t *entries;      /* of the current proposal */
+    uint64_t number;  /* of the current proposal; 0: none */
+    uint8_t *entries; /* of the current proposal */
     size_t entries_bytes;
     char proposal[DDSTORE__EXCHANGE_NAME];
-    int64_t answered_at;   /* when each rank had an acknowledgement; 0: not yet */
+    int64_t answered_at; /* when each rank had an acknowledgement; 0: not yet */
     ddstore_error *err;
 } ddstore__lead;
 

@@ -8,9 +8,9 @@
 struct follow {
     ddstore__file *f;
     ddstore__poll poll;
-    uint64_t number;       /* of the acknowledged proposal */
-    ddstore__file_id id;   /* its file: the commit is the same one renamed */
-    uint64_t *examined;    /* hashes of names in `out` that concern others */
+    uint64_t number;     /* of the acknowledged proposal */
+    ddstore__file_id id; /* its file: the commit is the same one renamed */
+    uint64_t *examined;  /* hashes of names in `out` that concern others */
     size_t n, room;
     ddstore_error *err;
 };
@@ -54,9 +54,8 @@ static int acknowledge(struct follow *m, const uint8_t run[16], uint64_t number)
 {
     ddstore__file *f = m->f;
     char text[DDSTORE__EXCHANGE_NAME];
-    ddstore__exchange_name name = {.type = DDSTORE__X_ACK,
-                                   .rank = (uint32_t)f->base.rank,
-                                   .number = number};
+    ddstore__exchange_name name = {
+        .type = DDSTORE__X_ACK, .rank = (uint32_t)f->base.rank, .number = number};
     memcpy(name.own, f->own, 16);
     memcpy(name.run, run, 16);
     ddstore__exchange_name_format(&name, text);
@@ -85,8 +84,8 @@ static int read_proposal(struct follow *m, const char *text,
     if (rc)
         return rc == DDSTORE_EKEY ? 0 : rc;
     const ddstore__exchange *x = &seen->x;
-    bool good = x->type == DDSTORE__X_PROPOSAL && x->rank == 0 && x->seq == name->number &&
-                memcmp(x->run, name->run, 16) == 0;
+    bool good = x->type == DDSTORE__X_PROPOSAL && x->rank == 0 &&
+                x->seq == name->number && memcmp(x->run, name->run, 16) == 0;
     bool ours = good && ddstore__entries_have(x, (uint32_t)f->base.rank, f->own);
     if (!ours)
         note_examined(m, ddstore__hash64(text, strlen(text)));
@@ -96,8 +95,10 @@ static int read_proposal(struct follow *m, const char *text,
 }
 
 /* Rank 0 commits only what all have acknowledged, so a commit that holds this member's
- * nonce is its group's. Mostly it is the proposal's file, which needs no second reading. */
-static int on_commit(struct follow *m, const char *text, const ddstore__exchange_name *name)
+ * nonce is its group's. Mostly it is the proposal's file, which needs no second
+ * reading. */
+static int on_commit(struct follow *m, const char *text,
+                     const ddstore__exchange_name *name)
 {
     ddstore__file_seen seen;
     ddstore__file_id id;
@@ -130,7 +131,8 @@ static int look_for_commit(struct follow *m)
     return on_commit(m, text, &name);
 }
 
-static int on_proposal(struct follow *m, const char *text, const ddstore__exchange_name *name)
+static int on_proposal(struct follow *m, const char *text,
+                       const ddstore__exchange_name *name)
 {
     ddstore__file_seen seen;
     bool same_run = memcmp(m->f->run, name->run, 16) == 0;

@@ -1,12 +1,13 @@
-/* Waiting for files to appear: quick at first, then slower, with a deadline, and a look at
- * whether those who should write them still live. */
+/* Waiting for files to appear: quick at first, then slower, with a deadline, and a look
+ * at whether those who should write them still live. */
 #include "file.h"
 
 #include <stdio.h>
 
 #define PAUSE_LONGEST (250 * DDSTORE__MS)
-#define SLICE (50 * DDSTORE__MS)       /* the longest sleep without a look at the close flag */
-#define CHECK_EVERY (20 * DDSTORE__MS) /* the host's interrupt check may be dear */
+#define SLICE                                                                          \
+    (50 * DDSTORE__MS) /* the longest sleep without a look at the close flag */
+#define CHECK_EVERY   (20 * DDSTORE__MS) /* the host's interrupt check may be dear */
 #define FOREIGN_GRACE (3 * DDSTORE__S)
 
 /* Large groups take long to come together: many members looking often would slow it. */
@@ -89,11 +90,12 @@ bool ddstore__poll_blind_due(ddstore__poll *p)
 /* What err says stands only if a last look finds no result. */
 static int over(const ddstore__file *f, const char *what, ddstore_error *err)
 {
-    ddstore__fill(err, DDSTORE_EPEER,
-                  "rank 0 (%s:%u) %s before rank %d could read the result of step %llu in "
-                  "%s: the group can't go on; close it",
-                  f->lead.host, f->lead.pid, what, f->base.rank,
-                  (unsigned long long)f->seq, ddstore__dir_path(f->dir));
+    ddstore__fill(
+        err, DDSTORE_EPEER,
+        "rank 0 (%s:%u) %s before rank %d could read the result of step %llu in "
+        "%s: the group can't go on; close it",
+        f->lead.host, f->lead.pid, what, f->base.rank, (unsigned long long)f->seq,
+        ddstore__dir_path(f->dir));
     return 1;
 }
 
@@ -142,11 +144,12 @@ static bool holder_lives(ddstore__poll *p, const ddstore__claim_image *claim)
 static int wrong_size(const ddstore__file *f, const ddstore__claim_image *claim,
                       ddstore_error *err)
 {
-    return ddstore__fail(err, DDSTORE_EINVAL,
-                         "rank %d (%s:%u) was told of %d members, rank 0 (%s:%u) of %u: "
-                         "start all of them with the same size",
-                         f->base.rank, f->self.host, f->self.pid, f->base.size,
-                         claim->holder.host, claim->holder.pid, claim->size);
+    return ddstore__fail(
+        err, DDSTORE_EINVAL,
+        "rank %d (%s:%u) was told of %d members, rank 0 (%s:%u) of %u: "
+        "start all of them with the same size",
+        f->base.rank, f->self.host, f->self.pid, f->base.size, claim->holder.host,
+        claim->holder.pid, claim->size);
 }
 
 static int judge_unmet(ddstore__poll *p, const ddstore__claim_image *claim,
@@ -162,8 +165,8 @@ static int judge_unmet(ddstore__poll *p, const ddstore__claim_image *claim,
         return wrong_size(f, claim, err);
     if (!foreign)
         return DDSTORE_OK;
-    /* Rank 0 of this launch meets with the same refusal; but a group that is just ending
-     * may still be about. */
+    /* Rank 0 of this launch meets with the same refusal; but a group that is just
+     * ending may still be about. */
     int64_t now = ddstore__now_ns();
     if (!p->foreign_since)
         p->foreign_since = now;

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define NAMED_AT_MOST 64   /* missing ranks */
+#define NAMED_AT_MOST   64 /* missing ranks */
 #define FOREIGN_AT_MOST 3  /* other launches */
-#define TEXT 700
+#define TEXT            700
 
 bool ddstore__ranks_have(const ddstore__ranks *set, uint32_t rank)
 {
@@ -110,8 +110,8 @@ static int describe_file(void *arg, const char *name)
         return 0;
     snprintf(text, sizeof(text), "%sfiles of another launch (%s%s%s, %s:%u)",
              o->found ? ", " : "", x.identity[0] ? "\"" : "",
-             x.identity[0] ? x.identity : "without an identity", x.identity[0] ? "\"" : "",
-             x.from.host, x.from.pid);
+             x.identity[0] ? x.identity : "without an identity",
+             x.identity[0] ? "\"" : "", x.from.host, x.from.pid);
     append(o->text, sizeof(o->text), text);
     o->found++;
     return 1;
@@ -185,21 +185,24 @@ void ddstore__report_waiting(ddstore__poll *p, const ddstore__ranks *here)
     ddstore__log(DDSTORE_LOG_WARN,
                  "rank %d of %d has waited %.0f s in %s (namespace \"%s\") for %s%s%s",
                  p->f->base.rank, p->f->base.size,
-                 (double)(ddstore__now_ns() - p->begun) / 1e9, ddstore__dir_path(p->f->dir),
-                 p->f->ns, missing, others.found ? "; there are " : "", others.text);
+                 (double)(ddstore__now_ns() - p->begun) / 1e9,
+                 ddstore__dir_path(p->f->dir), p->f->ns, missing,
+                 others.found ? "; there are " : "", others.text);
 }
 
-int ddstore__report_timeout(ddstore__poll *p, const ddstore__ranks *here, ddstore_error *err)
+int ddstore__report_timeout(ddstore__poll *p, const ddstore__ranks *here,
+                            ddstore_error *err)
 {
     char missing[TEXT];
     struct foreign others = {0};
     describe(p, here, missing, sizeof(missing), &others);
     return ddstore__fail(
         err, DDSTORE_ETIMEDOUT,
-        "rank %d of %d waited %.1f s in %s (namespace \"%s\") for %s%s%s: start the missing "
+        "rank %d of %d waited %.1f s in %s (namespace \"%s\") for %s%s%s: start the "
+        "missing "
         "ranks with the same directory, namespace and size, or allow more time "
         "(DDSTORE_HANDSHAKE_TIMEOUT_S)",
         p->f->base.rank, p->f->base.size, (double)(ddstore__now_ns() - p->begun) / 1e9,
-        ddstore__dir_path(p->f->dir), p->f->ns, missing, others.found ? "; there are " : "",
-        others.text);
+        ddstore__dir_path(p->f->dir), p->f->ns, missing,
+        others.found ? "; there are " : "", others.text);
 }

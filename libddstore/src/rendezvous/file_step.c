@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 struct part {
-    void *data;       /* as read; the bytes lie within */
+    void *data; /* as read; the bytes lie within */
     const void *body;
     uint64_t bytes;
 };
@@ -19,7 +19,7 @@ struct step {
     struct part *parts;
     ddstore__ranks here;
     int missing;
-    uint32_t blind;          /* where the next blind look begins */
+    uint32_t blind; /* where the next blind look begins */
     char result[DDSTORE__EXCHANGE_NAME], abort[DDSTORE__EXCHANGE_NAME];
     ddstore__file_seen seen; /* the result */
     ddstore_error *err;
@@ -35,12 +35,12 @@ static void step_name(const ddstore__file *f, char type, uint32_t rank,
 
 static int wrong_op(struct step *s, int rank, uint32_t op)
 {
-    return ddstore__fail(s->err, DDSTORE_EINVAL,
-                         "rank %d calls %s where rank %d calls %s: all members must make "
-                         "the same calls in the same order",
-                         rank, op == DDSTORE__OP_BARRIER ? "barrier" : "allgather",
-                         s->f->base.rank,
-                         s->op == DDSTORE__OP_BARRIER ? "barrier" : "allgather");
+    return ddstore__fail(
+        s->err, DDSTORE_EINVAL,
+        "rank %d calls %s where rank %d calls %s: all members must make "
+        "the same calls in the same order",
+        rank, op == DDSTORE__OP_BARRIER ? "barrier" : "allgather", s->f->base.rank,
+        s->op == DDSTORE__OP_BARRIER ? "barrier" : "allgather");
 }
 
 /* -- rank 0 -- */
@@ -71,7 +71,8 @@ static int take_part(struct step *s, uint32_t rank, const char *text)
 }
 
 /* Somebody says hello who is not of this group: a living second answer for a rank. */
-static int meet_intruder(struct step *s, const char *text, const ddstore__exchange_name *name)
+static int meet_intruder(struct step *s, const char *text,
+                         const ddstore__exchange_name *name)
 {
     ddstore__file *f = s->f;
     ddstore__file_seen seen;
@@ -145,9 +146,10 @@ static int watch_members(struct step *s)
         if (rc)
             return rc;
         if (!ddstore__ranks_have(&s->here, r))
-            return ddstore__fail(s->err, DDSTORE_EPEER,
-                                 "rank %u (%s:%u) is gone: the group can't go on; close it",
-                                 r, who->host, who->pid);
+            return ddstore__fail(
+                s->err, DDSTORE_EPEER,
+                "rank %u (%s:%u) is gone: the group can't go on; close it", r,
+                who->host, who->pid);
     }
     return DDSTORE_OK;
 }
@@ -174,14 +176,16 @@ static int gather(struct step *s)
     }
 }
 
-/* Puts all parts one after the other; table is little-endian offsets, as they are published. */
+/* Puts all parts one after the other; table is little-endian offsets, as they are
+ * published. */
 static int combine(struct step *s, void **data, uint8_t *table, uint64_t *total)
 {
     uint64_t at = 0;
     for (uint32_t r = 0; r < s->here.size; r++) {
         ddstore__put64(table + (size_t)r * 8, at);
         if (s->parts[r].bytes > PTRDIFF_MAX - at)
-            return ddstore__fail(s->err, DDSTORE_ENOMEM, "the contributions are too long");
+            return ddstore__fail(s->err, DDSTORE_ENOMEM,
+                                 "the contributions are too long");
         at += s->parts[r].bytes;
     }
     ddstore__put64(table + (size_t)s->here.size * 8, at);
@@ -203,7 +207,8 @@ static int combine(struct step *s, void **data, uint8_t *table, uint64_t *total)
 }
 
 /* Publishes the result. What stood before it has been read by all. */
-static int publish(struct step *s, const void *data, const uint8_t *table, uint64_t total)
+static int publish(struct step *s, const void *data, const uint8_t *table,
+                   uint64_t total)
 {
     ddstore__file *f = s->f;
     ddstore__exchange x;
@@ -229,13 +234,14 @@ static int lead_step(struct step *s, const void *mine, size_t bytes, void **data
 {
     size_t size = s->here.size;
     uint64_t total = 0;
-    uint8_t *table = malloc((size + 1) * 8);
+    uint8_t *table = calloc(size + 1, 8);
     s->parts = calloc(size, sizeof(*s->parts));
     s->here.bits = calloc(size / 8 + 1, 1);
     s->missing = (int)size - 1;
-    int rc = table && s->parts && s->here.bits
-                 ? DDSTORE_OK
-                 : ddstore__fail(s->err, DDSTORE_ENOMEM, "no memory for %zu members", size);
+    int rc =
+        table && s->parts && s->here.bits
+            ? DDSTORE_OK
+            : ddstore__fail(s->err, DDSTORE_ENOMEM, "no memory for %zu members", size);
     if (!rc) {
         ddstore__ranks_add(&s->here, 0);
         s->parts[0] = (struct part){.body = mine, .bytes = bytes};
@@ -294,7 +300,8 @@ static int on_result(void *arg, const char *text)
     return strcmp(text, s->abort) == 0 ? ddstore__file_aborted(s->f, text, s->err) : 0;
 }
 
-/* Whether rank 0 can still publish, and whether it can see this member's contribution. */
+/* Whether rank 0 can still publish, and whether it can see this member's contribution.
+ */
 static int watch_lead(struct step *s, const void *mine, size_t bytes)
 {
     ddstore__file_id id;
@@ -342,7 +349,8 @@ static int unpack(struct step *s, void **data, uint64_t *offsets)
     if (rc) {
         free(s->seen.data);
         return ddstore__fail(s->err, rc, "the result of step %llu in %s can't be used",
-                             (unsigned long long)s->f->seq, ddstore__dir_path(s->f->out));
+                             (unsigned long long)s->f->seq,
+                             ddstore__dir_path(s->f->out));
     }
     memmove(s->seen.data, x->body, x->body_bytes);
     *data = s->seen.data;
@@ -367,7 +375,8 @@ int ddstore__file_step(ddstore__file *f, uint32_t op, const void *mine, size_t b
                        void **data, uint64_t *offsets, ddstore_error *err)
 {
     ddstore_error why = {0};
-    struct step s = {.f = f, .op = op, .err = &why, .here.size = (uint32_t)f->base.size};
+    struct step s = {
+        .f = f, .op = op, .err = &why, .here.size = (uint32_t)f->base.size};
     f->seq++;
     ddstore__poll_begin(&s.poll, f, ddstore__after_s(f->timeout_s));
     step_name(f, DDSTORE__X_STEP, 0, s.result);

@@ -8,17 +8,18 @@ typedef struct ddstore__rendezvous_ops {
     const char *name;
 
     /* Gathers every rank's bytes: *data (malloc'd, never NULL on success) and
-     * offsets[0..size]. Blocks until all members have called, the comm's deadline passes
-     * (DDSTORE_ETIMEDOUT, naming the missing ranks), it is woken (DDSTORE_ECLOSED) or the
-     * host interrupts (DDSTORE_EINTR). After a failure the comm only closes. */
+     * offsets[0..size]. Blocks until all members have called, the comm's deadline
+     * passes (DDSTORE_ETIMEDOUT, naming the missing ranks), it is woken
+     * (DDSTORE_ECLOSED) or the host interrupts (DDSTORE_EINTR). After a failure the
+     * comm only closes. */
     int (*allgatherv)(ddstore_comm *comm, const void *mine, size_t bytes, void **data,
                       uint64_t *offsets, ddstore_error *err);
 
     /* As an allgatherv of nothing. Nullable: then that is what is done. */
     int (*barrier)(ddstore_comm *comm, ddstore_error *err);
 
-    /* Whether this group still holds its namespace; asked by rank 0 before it publishes.
-     * Nullable: it always does. */
+    /* Whether this group still holds its namespace; asked by rank 0 before it
+     * publishes. Nullable: it always does. */
     int (*may_publish)(ddstore_comm *comm, ddstore_error *err);
 
     /* Local; never waits for another member. Frees comm. */
@@ -29,39 +30,42 @@ typedef struct ddstore__rendezvous_ops {
 struct ddstore_comm {
     const ddstore__rendezvous_ops *ops;
     int rank, size;
-    int broken;         /* a collective failed: code of later calls */
-    atomic_int closed;  /* set by ddstore_comm_wake */
+    int broken;        /* a collective failed: code of later calls */
+    atomic_int closed; /* set by ddstore_comm_wake */
     unsigned fork_generation;
 };
 
 int ddstore__comm_may_publish(ddstore_comm *comm, ddstore_error *err);
 
-/* What the file back end asks of its user beside the public arguments: how a holder of the
- * claim on another host can be reached. */
+/* What the file back end asks of its user beside the public arguments: how a holder of
+ * the claim on another host can be reached. */
 typedef struct ddstore__contact_probe {
-    const void *mine;   /* opaque bytes for this member's claim */
+    const void *mine; /* opaque bytes for this member's claim */
     size_t bytes;
-    /* 1: the member behind those bytes answers; 0: it is certainly gone; -1: can't tell. */
+    /* 1: the member behind those bytes answers; 0: it is certainly gone; -1: can't
+     * tell. */
     int (*alive)(const void *theirs, size_t bytes);
 } ddstore__contact_probe;
 
-int ddstore__comm_open_file(const ddstore_comm_file *how, const ddstore__contact_probe *probe,
-                            ddstore_comm **out, ddstore_error *err);
+int ddstore__comm_open_file(const ddstore_comm_file *how,
+                            const ddstore__contact_probe *probe, ddstore_comm **out,
+                            ddstore_error *err);
 
 /* A living or dead group's claim, as an extra member finds it in a directory. */
 typedef struct ddstore__claim {
-    uint8_t nonce[16];      /* of the holder's run */
+    uint8_t nonce[16]; /* of the holder's run */
     char ns[104], identity[256];
     int size;
     ddstore__process holder;
     uint64_t counter;
-    void *contact;          /* malloc'd copy of the holder's opaque bytes */
+    void *contact; /* malloc'd copy of the holder's opaque bytes */
     size_t contact_bytes;
 } ddstore__claim;
 
 /* Reads all claims of dir into *out (malloc'd, n of them); free with
  * ddstore__claims_free. A directory that isn't there has none. */
-int ddstore__claims_read(const char *dir, ddstore__claim **out, size_t *n, ddstore_error *err);
+int ddstore__claims_read(const char *dir, ddstore__claim **out, size_t *n,
+                         ddstore_error *err);
 void ddstore__claims_free(ddstore__claim *claims, size_t n);
 
 #endif

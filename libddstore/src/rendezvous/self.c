@@ -3,8 +3,8 @@
 
 #include <stdlib.h>
 
-static int self_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes, void **data,
-                           uint64_t *offsets, ddstore_error *err)
+static int self_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes,
+                           void **data, uint64_t *offsets, ddstore_error *err)
 {
     (void)comm;
     *data = malloc(bytes ? bytes : 1);
@@ -39,7 +39,8 @@ static const ddstore__rendezvous_ops ops = {
 int ddstore_comm_open_self(ddstore_comm **out, ddstore_error *err)
 {
     if (!out)
-        return ddstore__fail(err, DDSTORE_EINVAL, "no place for the communicator is given");
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "no place for the communicator is given");
     *out = calloc(1, sizeof(**out));
     if (!*out)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a communicator");

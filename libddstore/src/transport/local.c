@@ -1,4 +1,4 @@
-/* Path 1: a peer's segment mapped into this process, and the copying of its rows. */
+/* Path 1: a peer's segment mapped into this process. */
 #include "transport.h"
 
 #include <stdio.h>
@@ -27,7 +27,6 @@ static void settle(ddstore__attachment *a, uint8_t *map)
 void ddstore__attach(ddstore__attachment *a, const ddstore__access *access)
 {
     char why[160];
-    a->lost = &a->peer->lost;
     if (a->peer->self &&
         (a->own = ddstore__segment_find(a->at.id, access->ticket.run))) {
         settle(a, a->own->map);
@@ -69,16 +68,4 @@ int ddstore__mapped_error(const ddstore__attachment *a, ddstore_error *err)
     if (atomic_load(a->closing))
         return ddstore__fail(err, DDSTORE_ECLOSED, "its store was freed");
     return ddstore__peer_lost_error(a->peer, err);
-}
-
-void ddstore__copy_rows(uint8_t *dst, const uint8_t *const *src, size_t n,
-                        size_t row_bytes)
-{
-    size_t ahead = row_bytes < 512 ? row_bytes : 512;
-    for (size_t i = 0; i < n; i++) {
-        if (i + 2 < n)
-            for (size_t b = 0; b < ahead; b += 64)
-                __builtin_prefetch(src[i + 2] + b);
-        memcpy(dst + i * row_bytes, src[i], row_bytes);
-    }
 }

@@ -109,11 +109,10 @@ static int open_objects(ddstore__ofi *ofi, ddstore_error *err)
  * to report success and deliver zeros. */
 static int self_test(ddstore__ofi *ofi, ddstore_error *err)
 {
-    uint8_t *memory = aligned_alloc(4096, 2 * SELF_TEST_BYTES), *got;
+    uint8_t *memory = ofi->test_memory = aligned_alloc(4096, 2 * SELF_TEST_BYTES), *got;
     ddstore__ofi_mr *mr = NULL;
     ddstore__ofi_peer *self = NULL;
     uint64_t base, key;
-    bool poisoned = false;
     if (!memory)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory to try the network out");
     got = memory + SELF_TEST_BYTES;
@@ -129,15 +128,13 @@ static int self_test(ddstore__ofi *ofi, ddstore_error *err)
                                     .bytes = SELF_TEST_BYTES - 1,
                                     .dst = got + 1};
         ddstore__ofi_job job = {.pieces = &piece, .n = 1, .timeout_ns = SELF_TEST_NS};
-        rc = ddstore__ofi_read(ofi, &job, &poisoned, err);
+        rc = ddstore__ofi_read(ofi, &job, NULL, err);
     }
     if (rc == 0 && memcmp(memory + 1, got + 1, SELF_TEST_BYTES - 1) != 0)
         rc = ddstore__fail(err, DDSTORE_EFABRIC,
                            "it delivered wrong data in a self-test");
     ddstore__ofi_peer_close(self);
     ddstore__ofi_release(mr);
-    if (!poisoned)
-        free(memory);
     return rc;
 }
 
@@ -230,6 +227,7 @@ static void free_ofi(ddstore__ofi *ofi)
     pthread_mutex_destroy(&ofi->domain_lock);
     pthread_mutex_destroy(&ofi->pool_lock);
     pthread_rwlock_destroy(&ofi->ranges_lock);
+    free(ofi->test_memory);
     free(ofi);
 }
 

@@ -198,8 +198,8 @@ static void sort(ddstore__ofi_choice *choice)
 /* ---- queries ---- */
 
 typedef struct query {
-    enum fi_threading threading;
     uint64_t caps;
+    enum fi_threading threading;
     bool named; /* some providers show only when asked for by name */
 } query;
 
@@ -232,10 +232,10 @@ static int ask(const ddstore__ofi_api *api, const ddstore__settings *settings,
 int ddstore__ofi_choose(const ddstore__settings *settings, const ddstore__ofi_api *api,
                         ddstore__ofi_choice *out, ddstore_error *err)
 {
-    static const query queries[] = {{FI_THREAD_SAFE, 0, false},
-                                    {FI_THREAD_SAFE, 0, true},
-                                    {FI_THREAD_COMPLETION, 0, false},
-                                    {FI_THREAD_SAFE, FI_MSG, false}};
+    static const query queries[] = {{0, FI_THREAD_SAFE, false},
+                                    {0, FI_THREAD_SAFE, true},
+                                    {0, FI_THREAD_COMPLETION, false},
+                                    {FI_MSG, FI_THREAD_SAFE, false}};
     int wanted = 0, rc = 0;
     size_t lists = 0;
     *out = (ddstore__ofi_choice){.api = api};

@@ -192,6 +192,8 @@ struct ddstore__ofi {
     size_t depth;     /* reads in flight, at most, a reader */
     atomic_uint_least64_t max_piece;
     ddstore__ofi_keys keys;
+    uint8_t
+        *test_memory; /* of the self-test; the server may look at it a little longer */
 
     pthread_mutex_t domain_lock;
     ddstore__ofi_known *known[DDSTORE__OFI_PEER_LISTS];

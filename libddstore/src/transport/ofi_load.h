@@ -13,6 +13,7 @@
     X(getinfo) X(freeinfo) X(dupinfo) X(fabric) X(version) X(strerror)
 
 typedef struct ddstore__ofi_api {
+/* NOLINTNEXTLINE(bugprone-macro-parentheses) */
 #define X(name) __typeof__(&fi_##name) name;
     DDSTORE__OFI_SYMBOLS(X)
 #undef X

@@ -107,8 +107,9 @@ int ddstore__ofi_expose(ddstore__ofi *ofi, void *base, uint64_t bytes,
             free(mr);
             return rc;
         }
-        *key = fi_mr_key(mr->mr);
     }
+    if (mr->mr)
+        *key = fi_mr_key(mr->mr);
     *out = mr;
     return 0;
 }
@@ -305,7 +306,7 @@ int ddstore__ofi_place(ddstore__ofi *ofi, ddstore__ofi_reader *reader,
         job->registrations++;
         mr = op->mr;
     }
-    *desc = fi_mr_desc(mr);
+    *desc = mr ? fi_mr_desc(mr) : NULL;
     return 0;
 }
 

@@ -44,10 +44,6 @@ static inline bool ddstore__mapped_ok(const ddstore__attachment *a)
 }
 int ddstore__mapped_error(const ddstore__attachment *a, ddstore_error *err);
 
-/* Copies n pieces of row_bytes from src[i] to dst + i * row_bytes. */
-void ddstore__copy_rows(uint8_t *dst, const uint8_t *const *src, size_t n,
-                        size_t row_bytes);
-
 /* -- what paths 2 and 3 read -- */
 
 typedef struct ddstore__piece {
