@@ -29,13 +29,11 @@ static const struct part {
 };
 #define PARTS (sizeof(parts) / sizeof(parts[0]))
 
-static volatile sig_atomic_t group; /* of the part that runs */
+static volatile sig_atomic_t interrupted; /* the signal that came */
 
-static void end_all(int signal)
+static void note_signal(int number)
 {
-    if (group > 0)
-        (void)kill(-(pid_t)group, SIGKILL);
-    _exit(128 + signal);
+    interrupted = number;
 }
 
 static const struct part *find(const char *name)
@@ -121,18 +119,31 @@ static void run_here(const struct part *part, bench_context *ctx)
     part->run(ctx);
 }
 
+/* The exit code of a part; -1: it has to be ended. */
 static int wait_for(pid_t pid)
 {
     int status;
     for (int ms = 0; ms < LIMIT_S * 1000; ms += 10) {
-        pid_t done = waitpid(pid, &status, WNOHANG);
-        if (done == pid)
+        if (waitpid(pid, &status, WNOHANG) == pid)
             return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        if (interrupted)
+            return -1;
         nanosleep(&(struct timespec){0, 10000000}, NULL);
     }
-    fprintf(stderr, "ddstore_bench: a part took longer than %d s and was ended\n",
-            LIMIT_S);
+    fprintf(stderr, "ddstore_bench: a part took longer than %d s\n", LIMIT_S);
     return -1;
+}
+
+static _Noreturn void be_part(const struct part *part, bench_context *ctx, pid_t parent)
+{
+    (void)setpgid(0, 0);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    reset_signals();
+    if (getppid() != parent)
+        _exit(1);
+    run_here(part, ctx);
+    fflush(stdout);
+    _exit(0); /* nothing that a network library's destructors could trip over */
 }
 
 static int run_part(const struct part *part, bench_context *ctx)
@@ -145,24 +156,16 @@ static int run_part(const struct part *part, bench_context *ctx)
     pid_t pid = fork();
     if (pid < 0)
         bench_die("can't start a process: %s", strerror(errno));
-    if (pid == 0) {
-        (void)setpgid(0, 0);
-        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-        reset_signals();
-        if (getppid() != parent)
-            _exit(1);
-        run_here(part, ctx);
-        fflush(stdout);
-        _exit(0); /* nothing that a network library's destructors could trip over */
-    }
+    if (pid == 0)
+        be_part(part, ctx, parent);
     (void)setpgid(pid, pid);
-    group = pid;
     int rc = wait_for(pid);
     (void)kill(-pid, SIGKILL);
     if (rc < 0)
         (void)waitpid(pid, NULL, 0);
-    group = 0;
     remove_dir(dir);
+    if (interrupted)
+        exit(128 + interrupted);
     if (rc != 0)
         fprintf(stderr, "ddstore_bench: part %s failed (%d)\n", part->name, rc);
     return rc;
@@ -226,9 +229,9 @@ int main(int argc, char **argv)
         else
             return usage(stderr, 2);
     }
-    (void)signal(SIGINT, end_all);
-    (void)signal(SIGTERM, end_all);
-    (void)signal(SIGHUP, end_all);
+    (void)signal(SIGINT, note_signal);
+    (void)signal(SIGTERM, note_signal);
+    (void)signal(SIGHUP, note_signal);
     choose_cpus(&ctx);
     if (!pin)
         ctx.cpu = ctx.peer_cpu = -1;

@@ -168,18 +168,16 @@ def _drain_log():
 
 
 _log_thread = None
+_exiting = False
 
 
 def _start_log_thread():
     """Passes on what the library's own thread has to say."""
     global _log_thread
-    if _log_thread is not None and _log_thread.is_alive():
-        return
+    if _exiting or (_log_thread is not None and _log_thread.is_alive()):
+        return  # an interpreter that ends starts no threads
     _log_thread = threading.Thread(target=_drain_log, name="ddstore-log", daemon=True)
-    try:
-        _log_thread.start()
-    except RuntimeError:
-        pass  # the interpreter is ending: no more threads
+    _log_thread.start()
 
 
 class _LastResort(logging.Handler):
@@ -237,9 +235,6 @@ def probe():
     finally:
         c.ddstore_release(text)
     return [tuple(line.split("\t", 1)) for line in lines if "\t" in line]
-
-
-_exiting = False
 
 
 def set_log_level():
@@ -365,8 +360,8 @@ cdef tuple source_array(obj):
     if is_tensor(obj):
         array, text = tensor_array(obj, True)
     else:
-        if isinstance(obj, bytes):
-            obj = memoryview(obj)  # NumPy takes bytes for one text
+        if isinstance(obj, (bytes, memoryview)):
+            obj = memoryview(obj)  # NumPy takes bytes for text, and a dead view for rows
         elif hasattr(type(obj), "__cuda_array_interface__"):
             refuse_device(f"a GPU ({type(obj).__name__})")
         array = np.asarray(obj)
@@ -556,8 +551,8 @@ cdef object index_array(indices, _Variable v):
         array = np.arange(len(indices), dtype=np.int64) * indices.step + indices.start
     else:
         array = np.asarray(indices)
-        if array.ndim == 1 and array.dtype.kind in "fO" and not isinstance(
-                indices, np.ndarray):
+        if array.ndim == 1 and (array.dtype.kind == "O" or array.dtype.kind == "f" and
+                                not isinstance(indices, np.ndarray)):
             # NumPy has no integer that holds them all, or they are no integers.
             array = np.array([row_number(i, "index", v, v.total) for i in indices],
                              dtype=np.int64)

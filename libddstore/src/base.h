@@ -128,6 +128,7 @@ static inline uint64_t ddstore__get64(const uint8_t *p)
 typedef struct ddstore__process {
     uint8_t boot_id[16]; /* of the kernel */
     uint64_t pid_ns;     /* inode of the PID namespace */
+    uint64_t net_ns;     /* inode of the network namespace */
     uint64_t start_time; /* clock ticks since boot, /proc/PID/stat field 22 */
     uint32_t pid;
     char host[64]; /* for messages only, never for decisions */

@@ -12,7 +12,7 @@
 
 #define CANDIDATES 128
 
-enum tier { ROUTED, REAL, VIRTUAL, LOOPBACK, DROPPED };
+enum tier { ROUTED, REAL, NO_CARRIER, VIRTUAL, LOOPBACK, DROPPED };
 
 struct candidate {
     char name[IF_NAMESIZE];
@@ -100,7 +100,8 @@ static void judge(struct candidate *c, const struct ifaddrs *i, const char *want
                   bool hsn, const char *routed)
 {
     c->tier = DROPPED;
-    if (!(i->ifa_flags & IFF_UP) || !(i->ifa_flags & IFF_RUNNING))
+    bool carrier = (i->ifa_flags & IFF_RUNNING) != 0;
+    if (!(i->ifa_flags & IFF_UP))
         c->why = "it is down";
     else if (link_local(&c->address))
         c->why = "a link-local address can't be told to others";
@@ -108,6 +109,10 @@ static void judge(struct candidate *c, const struct ifaddrs *i, const char *want
         c->why = "FABRIC_IFACE names another";
     else if (!*wanted && hsn && strncmp(c->name, "hsn", 3) != 0)
         c->why = "DDSTORE_FABRIC=hsn asks for hsn interfaces";
+    else if (!carrier && (*wanted || is_virtual(c->name)))
+        c->why = "it has no carrier";
+    else if (!carrier)
+        c->tier = NO_CARRIER, c->why = "no carrier: only where nothing else is up";
     else if (*wanted)
         c->tier = ROUTED, c->why = "FABRIC_IFACE names it";
     else if (i->ifa_flags & IFF_LOOPBACK)
@@ -152,13 +157,13 @@ static int collect(const ddstore__settings *s, struct list *list, ddstore_error 
     return DDSTORE_OK;
 }
 
-/* Real interfaces are taken together; virtual ones and loopback only where they lead.
- */
+/* Real interfaces are taken together; virtual ones and loopback only where they lead. A
+ * cable may have a carrier again in a moment, so virtual ones are taken beside it. */
 static bool is_taken(const struct list *list, size_t i)
 {
     enum tier first = list->at[0].tier;
-    return list->at[i].tier != DROPPED &&
-           (first <= REAL ? list->at[i].tier <= REAL : list->at[i].tier == first);
+    enum tier last = first <= REAL ? REAL : first == NO_CARRIER ? VIRTUAL : first;
+    return list->at[i].tier != DROPPED && list->at[i].tier <= last;
 }
 
 int ddstore__iface_choose(const ddstore__settings *s, ddstore__address *out, size_t max,
@@ -172,6 +177,10 @@ int ddstore__iface_choose(const ddstore__settings *s, ddstore__address *out, siz
     for (size_t i = 0; i < list.n && *n < max; i++)
         if (is_taken(&list, i))
             out[(*n)++] = list.at[i].address;
+    if (*n && list.at[0].tier == NO_CARRIER)
+        ddstore__log(DDSTORE_LOG_WARN,
+                     "no network interface has a carrier; %s %s is taken all the same",
+                     list.at[0].name, list.at[0].text);
     if (*n) {
         memcpy(name, list.at[0].name, IF_NAMESIZE);
         return DDSTORE_OK;

@@ -43,10 +43,15 @@ static uint64_t start_time(uint32_t pid)
     return p ? strtoull(p + 1, NULL, 10) : 0;
 }
 
-static uint64_t pid_ns_of_self(void)
+static uint64_t ns_of_self(const char *path)
 {
     struct stat st;
-    return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
+    return stat(path, &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+static uint64_t pid_ns_of_self(void)
+{
+    return ns_of_self("/proc/self/ns/pid");
 }
 
 static void find_here(void)
@@ -74,6 +79,7 @@ void ddstore__process_self(ddstore__process *out)
     *out = here;
     out->pid = (uint32_t)getpid();
     out->pid_ns = pid_ns_of_self();
+    out->net_ns = ns_of_self("/proc/self/ns/net");
     out->start_time = start_time(out->pid);
 }
 

@@ -38,14 +38,24 @@ static int read_record(ddstore__dir *dir, const char *file,
     return DDSTORE_OK;
 }
 
+/* For a sign of life, which is waited for until the deadline at most. */
+static ddstore__patience sign_of_life(const ddstore *store, const ddstore__wait *wait)
+{
+    ddstore__patience patience = {GREET_NS, wait->closed, .probe = true};
+    int64_t left = wait->deadline_ns - ddstore__now_ns();
+    if (store->access.patience.timeout_ns < patience.timeout_ns)
+        patience.timeout_ns = store->access.patience.timeout_ns;
+    if (left < patience.timeout_ns)
+        patience.timeout_ns = left > 100 * DDSTORE__MS ? left : 100 * DDSTORE__MS;
+    return patience;
+}
+
 /* Whether core rank 0 of the record's run answers. */
 static int greet(const ddstore *store, const ddstore__variable_record *record,
-                 const atomic_int *closed, ddstore_error *err)
+                 const ddstore__wait *wait, ddstore_error *err)
 {
     ddstore__ticket ticket = store->access.ticket;
-    ddstore__patience patience = {GREET_NS, closed, .probe = true};
-    if (store->access.patience.timeout_ns < GREET_NS)
-        patience.timeout_ns = store->access.patience.timeout_ns;
+    ddstore__patience patience = sign_of_life(store, wait);
     memcpy(ticket.run, record->run, 16);
     memcpy(ticket.secret, record->secret, 16);
     ddstore__peer *peer =
@@ -69,7 +79,8 @@ static int check_free(ddstore *store, const char *file, const char *name,
     if (rc)
         return rc;
     if (!ddstore__same16(old.run, store->access.ticket.run) &&
-        greet(store, &old, &store->closed, NULL) == DDSTORE_OK)
+        greet(store, &old, &(ddstore__wait){DDSTORE__FOREVER, &store->closed}, NULL) ==
+            DDSTORE_OK)
         rc = ddstore__fail(
             err, DDSTORE_ECONFLICT,
             "variable %s is published in %s already, by process %u on host %s "
@@ -165,7 +176,9 @@ static int check_record(struct search *s, const ddstore__variable_record *r,
             s->store->n_core, s->name, r->ranks);
     ddstore_error why;
     keep(s, ddstore__peer_get(&r->rank[0].contact, s->store->engine->self.uid));
-    int rc = greet(s->store, r, s->wait.closed, &why);
+    int rc = ddstore__check_reach(s->store, &r->rank[0].contact, 0, &why);
+    if (!rc)
+        rc = greet(s->store, r, &s->wait, &why);
     if (rc == DDSTORE_EINTR ||
         (rc == DDSTORE_ECLOSED && atomic_load(&s->store->closed)))
         return ddstore__fail(err, rc, "%s", why.message);
@@ -174,7 +187,9 @@ static int check_record(struct search *s, const ddstore__variable_record *r,
                  "%s is of a run that doesn't answer (%.300s)", s->file, why.message);
         return DDSTORE_EKEY;
     }
-    return DDSTORE_OK;
+    for (int i = 1; !rc && i < r->ranks; i++)
+        rc = ddstore__check_reach(s->store, &r->rank[i].contact, i, err);
+    return rc;
 }
 
 /* Asks a claim's holder for the record of the name. */
@@ -184,7 +199,7 @@ static int ask_claim(struct search *s, const ddstore__claim *claim,
     const uint8_t *p = claim->contact;
     ddstore__contact contact;
     ddstore__ticket ticket = s->store->access.ticket;
-    ddstore__patience patience = {GREET_NS, s->wait.closed, .probe = true};
+    ddstore__patience patience = sign_of_life(s->store, &s->wait);
     uint8_t *data;
     size_t bytes;
     if (claim->contact_bytes != DDSTORE__CLAIM_CONTACT ||

@@ -23,12 +23,13 @@
 #define KEPT_ROOM  (64u << 10) /* larger input buffers go after their request */
 #define STRANGERS  256         /* connections that have not proven themselves */
 #define PROOF_S    10
+#define GRACE_S    1 /* after that one that has not gives way to a newcomer */
 
 struct ddstore__server {
     int epoll, spare; /* spare: given up for a moment when descriptors run out */
     uint8_t uid[16];
     int64_t stall_ns, next_sweep;
-    ddstore__conn *conns;
+    ddstore__conn *conns, *dropped; /* newest first; freed when no event names them */
     unsigned strangers, busy;
     uint64_t refused;
 };
@@ -45,6 +46,7 @@ ddstore__server *ddstore__server_open(int epoll, const uint8_t uid[16], double s
     return s;
 }
 
+/* Any time; events that still name it find that it has no descriptor. */
 static void drop(ddstore__server *s, ddstore__conn *c)
 {
     *c->link = c->next;
@@ -55,9 +57,22 @@ static void drop(ddstore__server *s, ddstore__conn *c)
     ddstore__answer_end(c);
     if (c->run)
         ddstore__run_unref(c->run);
+    /* By hand: a process that is being forked may hold the socket open for a moment. */
+    (void)epoll_ctl(s->epoll, EPOLL_CTL_DEL, c->fd, NULL);
     ddstore__fd_close(c->fd);
     free(c->in);
-    free(c);
+    c->fd = -1;
+    c->in = NULL;
+    c->next = s->dropped;
+    s->dropped = c;
+}
+
+static void free_dropped(ddstore__server *s)
+{
+    for (ddstore__conn *c; (c = s->dropped);) {
+        s->dropped = c->next;
+        free(c);
+    }
 }
 
 void ddstore__server_close(ddstore__server *s)
@@ -68,6 +83,7 @@ void ddstore__server_close(ddstore__server *s)
         next = c->next;
         drop(s, c);
     }
+    free_dropped(s);
     ddstore__fd_close(s->spare);
     free(s);
 }
@@ -93,12 +109,28 @@ static void turn_away(int fd)
     close(fd);
 }
 
+/* Whether one more may come: the oldest that has proven nothing gives way, so that idle
+ * ones keep nobody out. */
+static bool make_way(ddstore__server *s)
+{
+    ddstore__conn *oldest = NULL;
+    if (s->strangers < STRANGERS)
+        return true;
+    for (ddstore__conn *c = s->conns; c; c = c->next)
+        if (c->state != CONN_OPEN)
+            oldest = c;
+    if (ddstore__now_ns() - oldest->since < GRACE_S * DDSTORE__S)
+        return false;
+    drop(s, oldest);
+    return true;
+}
+
 static void take_in(ddstore__server *s, int fd)
 {
     ddstore__conn *c = calloc(1, sizeof(*c));
     uint8_t *in = malloc(FIRST_ROOM);
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = c};
-    if (!c || !in || s->strangers >= STRANGERS ||
+    if (!c || !in || !make_way(s) ||
         epoll_ctl(s->epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
         free(c);
         free(in);
@@ -232,7 +264,8 @@ static void serve_record(ddstore__server *s, ddstore__conn *c, const uint8_t *bo
     size_t size = 0;
     memcpy(name, body, bytes);
     name[bytes] = '\0';
-    uint8_t *record = ddstore__run_record(c->run, name, &size);
+    uint8_t *record =
+        strlen(name) == bytes ? ddstore__run_record(c->run, name, &size) : NULL;
     if (!record)
         refuse(s, c, DDSTORE__S_NONE, "no variable of that name is published");
     else
@@ -365,15 +398,18 @@ static bool go_on(ddstore__server *s, ddstore__conn *c)
 void ddstore__server_event(ddstore__server *s, void *conn, uint32_t events)
 {
     ddstore__conn *c = conn;
+    if (c->fd < 0)
+        return;
     bool alive = c->busy ? (events & EPOLLOUT) && go_on(s, c) : receive(s, c);
     if (!alive)
         drop(s, c);
-    else if (s->strangers || s->busy)
+    else if (c->busy)
         c->since = ddstore__now_ns();
 }
 
 int ddstore__server_sweep(ddstore__server *s)
 {
+    free_dropped(s);
     if (!s->strangers && !s->busy)
         return -1;
     int64_t now = ddstore__now_ns();

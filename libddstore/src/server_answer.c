@@ -1,5 +1,6 @@
 /* Sending answers: small runs packed into one buffer, large ones straight from their
  * segment; a cursor of run and byte is all that a half-sent answer keeps. */
+#include "copy.h"
 #include "server_conn.h"
 
 #include <errno.h>
@@ -8,12 +9,14 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#define PACK_BYTES (256u << 10)
+#define PACK_BYTES (128u << 10) /* the reader takes one pack while the next is filled  \
+                                 */
+#define PACK_IOVS  1024
 #define PACK_BELOW (16u << 10) /* mean bytes a run below which packing wins */
 #define IOVS       64
 #define TURN_BYTES (1u << 20) /* sent to one connection before the others' turn */
 
-static uint8_t pack[PACK_BYTES]; /* the progress thread's */
+static uint8_t pack[DDSTORE__FRAME_BYTES + PACK_BYTES]; /* the progress thread's */
 
 static void start(ddstore__conn *c, uint8_t type, uint16_t status, const uint8_t *base,
                   uint64_t bytes)
@@ -105,26 +108,16 @@ static int pieces(const ddstore__conn *c, struct iovec *iov, int max, size_t byt
     return n;
 }
 
-/* Copies the next runs into the pack buffer, the head first. */
+/* Copies the next pieces into the pack buffer; returns their bytes. */
 static size_t fill_pack(const ddstore__conn *c)
 {
-    size_t used = 0;
-    uint64_t skip = c->at_byte;
-    if (c->sent < DDSTORE__FRAME_BYTES) {
-        used = DDSTORE__FRAME_BYTES - (size_t)c->sent;
-        memcpy(pack, c->head + c->sent, used);
-    }
-    for (uint32_t i = c->at_run; i < c->runs && used < PACK_BYTES; i++, skip = 0) {
-        const uint8_t *run = run_at(c, i);
-        uint64_t length = ddstore__get64(run + 8) - skip;
-        if (length > PACK_BYTES - used)
-            length = PACK_BYTES - used;
-        if (i + 1 < c->runs)
-            __builtin_prefetch(c->base + ddstore__get64(run_at(c, i + 1)));
-        memcpy(pack + used, c->base + ddstore__get64(run) + skip, (size_t)length);
-        used += (size_t)length;
-    }
-    return used;
+    static struct iovec iov[PACK_IOVS]; /* the progress thread's */
+    int n = pieces(c, iov, PACK_IOVS, PACK_BYTES);
+    size_t bytes = 0;
+    for (int i = 0; i < n; i++)
+        bytes += iov[i].iov_len;
+    ddstore__copy_pieces(pack, iov, (size_t)n);
+    return bytes;
 }
 
 static void advance(ddstore__conn *c, size_t bytes)

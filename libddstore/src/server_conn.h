@@ -15,7 +15,7 @@ typedef struct ddstore__conn {
     bool end;  /* drop it once its answer is out */
     ddstore__run *run;
     uint8_t hello[DDSTORE__HELLO_BYTES], random[16];
-    int64_t since; /* ns, of its last progress */
+    int64_t since; /* ns: accepted; of an answer that waits: its last progress */
 
     uint8_t *in;
     size_t have, room, runs_at, consumed;

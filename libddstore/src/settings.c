@@ -194,13 +194,16 @@ int ddstore__settings_load(ddstore__settings *out, const ddstore_setting *given,
     for (size_t r = 0; r < DDSTORE__COUNT(rows); r++) {
         const char *value = value_of(&rows[r], given, n);
         char what[256];
-        if (!set(out, &rows[r], value))
-            return ddstore__fail(err, DDSTORE_EINVAL,
-                                 "%s=%.100s is not allowed: give %s", rows[r].name,
-                                 value, allowed(&rows[r], what, sizeof(what)));
+        if (set(out, &rows[r], value))
+            continue;
+        (void)set(out, &rows[r], rows[r].fallback);
+        if (!rc)
+            rc = ddstore__fail(err, DDSTORE_EINVAL, "%s=%.100s is not allowed: give %s",
+                               rows[r].name, value,
+                               allowed(&rows[r], what, sizeof(what)));
     }
     ddstore__settings_warn_unknown();
-    return DDSTORE_OK;
+    return rc;
 }
 
 void ddstore__settings_free(ddstore__settings *s)

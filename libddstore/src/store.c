@@ -109,6 +109,21 @@ static bool only_loopback(const ddstore__contact *c)
     return true;
 }
 
+int ddstore__check_reach(const ddstore *store, const ddstore__contact *contact, int rank,
+                         ddstore_error *err)
+{
+    const ddstore__process *there = &contact->process;
+    const ddstore__process *here = &store->engine->self.process;
+    bool same_network = memcmp(there->boot_id, here->boot_id, 16) == 0 &&
+                        there->net_ns == here->net_ns;
+    if (same_network || !only_loopback(contact))
+        return DDSTORE_OK;
+    return ddstore__fail(err, DDSTORE_EFABRIC,
+                         "rank %d on host %s offers only its loopback address, which no "
+                         "other host reaches: bring a network interface up there",
+                         rank, there->host);
+}
+
 /* Compares rank r's hello with rank 0's. */
 static int check_hello(const ddstore *store, const uint8_t *first, const uint8_t *p,
                        int r, const ddstore__contact *contact, ddstore_error *err)
@@ -140,15 +155,7 @@ static int check_hello(const ddstore *store, const uint8_t *first, const uint8_t
             "DDSTORE_FABRIC to one network that all hosts have",
             r, contact->process.host, *contact->provider ? contact->provider : "tcp",
             zero.process.host, *zero.provider ? zero.provider : "tcp");
-    if (memcmp(contact->process.boot_id, store->engine->self.process.boot_id, 16) !=
-            0 &&
-        only_loopback(contact))
-        return ddstore__fail(
-            err, DDSTORE_EFABRIC,
-            "rank %d on host %s offers only its loopback address, which no "
-            "other host reaches: bring a network interface up there",
-            r, contact->process.host);
-    return DDSTORE_OK;
+    return ddstore__check_reach(store, contact, r, err);
 }
 
 static int meet_peers(ddstore *store, const ddstore__gathered *g, ddstore_error *err)
@@ -371,7 +378,11 @@ int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *optio
         memcpy(contact + 16, store->access.ticket.secret, 16);
         ddstore__contact_encode(&store->engine->self, contact + 32);
     }
-    int met = ddstore__comm_open_file(how, &probe, &comm, err);
+    /* A member whose settings are bad tells the others, by what could be read of them. */
+    ddstore_comm_file with = *how;
+    if (store && with.timeout_s == 0)
+        with.timeout_s = store->settings.handshake_timeout_s;
+    int met = ddstore__comm_open_file(&with, &probe, &comm, err);
     if (met) {
         ddstore_close(store);
         return rc ? ddstore__fail(err, rc, "%s", mine.message) : met;

@@ -125,6 +125,7 @@ void ddstore__contact_encode(const ddstore__contact *c,
         add_address(&b, &c->address[i]);
     ddstore__add_bytes(&b, c->provider, sizeof(c->provider));
     ddstore__add_bytes(&b, c->ofi, sizeof(c->ofi));
+    ddstore__add64(&b, c->process.net_ns);
 }
 
 bool ddstore__contact_decode(const uint8_t *in, size_t bytes, ddstore__contact *out)
@@ -157,6 +158,7 @@ bool ddstore__contact_decode(const uint8_t *in, size_t bytes, ddstore__contact *
     out->provider[sizeof(out->provider) - 1] = '\0';
     ddstore__take_bytes(&c, out->ofi, sizeof(out->ofi));
     out->ofi_bytes = (uint8_t)ofi_bytes;
+    out->process.net_ns = ddstore__take64(&c);
     return !c.bad && ofi_bytes <= DDSTORE__OFI_ADDRESS;
 }
 

@@ -108,6 +108,8 @@ static inline int over_providers(int argc, char **argv, int (*run)(void))
     int failed = 0, ran = 0;
     if (argc == 4 && strcmp(argv[1], "target") == 0)
         return target_main(argv[2], argv[3]);
+    if (argc == 3) /* PROVIDER TEST */
+        cmocka_set_test_filter(argv[2]);
     for (size_t i = 0; i < DDSTORE__COUNT(providers); i++) {
         fabric = providers[i];
         if (argc > 1 && strcmp(argv[1], fabric) != 0)

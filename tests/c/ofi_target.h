@@ -138,6 +138,17 @@ static inline bool target_start(target *t, const char *fabric, const char *mode)
     return ok;
 }
 
+/* A killed process leaves the files of libfabric's shm behind. */
+static inline void remove_shm_files(pid_t pid)
+{
+    char path[64];
+    for (unsigned i = 0; i < 8; i++) {
+        snprintf(path, sizeof(path), "/dev/shm/%d:%u:%u", (int)pid, (unsigned)getuid(),
+                 i);
+        (void)unlink(path);
+    }
+}
+
 /* Returns the wait status. */
 static inline int target_stop(target *t, int signal)
 {
@@ -146,6 +157,8 @@ static inline int target_stop(target *t, int signal)
     if (signal)
         kill(t->pid, signal);
     waitpid(t->pid, &status, 0);
+    if (signal)
+        remove_shm_files(t->pid);
     return status;
 }
 

@@ -446,11 +446,9 @@ static void a_reader_that_stops_receiving_slows_no_other(void **state)
     const uint64_t whole = 2000000;
     int slow[4];
     for (size_t i = 0; i < 4; i++) { /* each asks for 40 MB and takes one byte */
-        int small = 4096;
         uint8_t byte;
         raw_run runs[20];
         slow[i] = raw_open(&record, 0);
-        setsockopt(slow[i], SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
         for (size_t j = 0; j < 20; j++)
             runs[j] = (raw_run){HEAD, i % 2 ? whole : 1000};
         if (i % 2)

@@ -310,6 +310,7 @@ class Member:
     def close(self) -> None:
         """Ends it, whatever it does."""
         if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)  # a starter stops with its child
             self.signal(signal.SIGCONT)
             self.kill()
             with suppress(subprocess.TimeoutExpired):

@@ -64,27 +64,31 @@ def values(dtype: Any, rows: int, seed: int) -> np.ndarray[Any, Any]:
     return made
 
 
+def same(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    """Equal to the byte; but long doubles have bytes that mean nothing."""
+    return np.array_equal(a, b) if a.dtype.kind in "fc" else a.tobytes() == b.tobytes()
+
+
 def read_all_dtypes(m: Member) -> None:
     """Every rank's rows of every dtype, one by one, in a run and in a batch."""
     store = m.store()
     for number, dtype in enumerate(DTYPES):
         name, total = str(number), 3 * m.size
         store.add(name, values(dtype, 3, 10 * number + m.rank))
-        want = np.empty((total, 2, 3), dtype)
-        for r in range(m.size):
-            want[3 * r : 3 * r + 3] = values(dtype, 3, 10 * number + r)
+        parts = [values(dtype, 3, 10 * number + r).tobytes() for r in range(m.size)]
+        want = np.frombuffer(b"".join(parts), dtype).reshape(total, 2, 3)
         got = np.empty((total, 2, 3), dtype)
         for rank in range(m.size):
             store.get(name, got[3 * rank : 3 * rank + 3], 3 * rank)
-        assert got.tobytes() == want.tobytes(), dtype
+        assert same(got, want), dtype
         order = np.arange(total)[::-1]
         store.get_batch(name, got, order)
-        assert got.tobytes() == want[order].tobytes(), dtype
+        assert all(same(got[i], want[row]) for i, row in enumerate(order)), dtype
         assert store.dtype(name) == np.dtype(dtype), (store.dtype(name), dtype)
         assert store.info(name) == (total, 6, np.dtype(dtype).itemsize)
         mine = store.view(name)
         assert mine.dtype == np.dtype(dtype)
-        assert mine.tobytes() == want[3 * m.rank : 3 * m.rank + 3].tobytes(), dtype
+        assert same(mine, want[3 * m.rank : 3 * m.rank + 3]), dtype
     m.meet("read")
 
 

@@ -166,14 +166,14 @@ def check_two(rounds: list[dict[str, Any]], host: str) -> tuple[int, int]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("gap_ms", [0, 60])
+@pytest.mark.parametrize("gap_ms", [0, 200])
 @pytest.mark.parametrize("ids", [True, False], ids=["launches", "by-hand"])
 def test_two_groups_at_once_never_mix(
     nursery: Member, tmp_path: Path, ids: bool, gap_ms: int
 ) -> None:
     nursery.run(TWO_GROUPS)
     rounds = nursery.run(
-        f"two_groups({str(tmp_path / 'h')!r}, 8, {ids}, {gap_ms})", 110
+        f"two_groups({str(tmp_path / 'h')!r}, 3, {ids}, {gap_ms})", 110
     )
     one, none = check_two(rounds, nursery.run("socket.gethostname()"))
     print(f"\none group worked {one} times, none {none} times; e.g. {rounds[0]}")
@@ -185,7 +185,7 @@ def test_two_groups_at_once_never_mix(
 def test_two_restarts_at_the_same_moment(nursery: Member, tmp_path: Path) -> None:
     nursery.run(TWO_GROUPS)
     directory = str(tmp_path / "h")
-    rounds = nursery.run(f"two_groups({directory!r}, 8, False, 5, leave=True)", 110)
+    rounds = nursery.run(f"two_groups({directory!r}, 5, False, 5, leave=True)", 110)
     one, none = check_two(rounds, nursery.run("socket.gethostname()"))
     print(f"\none group worked {one} times, none {none} times; e.g. {rounds[0]}")
     assert nursery.run(f"restarts({directory!r}, 500, 2, 'mapping')", 60) == 2
@@ -300,6 +300,7 @@ def test_namespace_can_be_taken_again_after_free(hands: Crew, tmp_path: Path) ->
         "for run in range(1, 4):\n"
         "    core({d!r}, {r}, 2, run=run, exchange_ns='mine')\n"
         "    assert read(range(128)) == run\n"
+        "    store.add('done', np.zeros(1))\n"
         "    store.free()\n"
         "    kept.append(store)\n"
     )

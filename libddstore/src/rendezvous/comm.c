@@ -16,7 +16,9 @@ static int enter(const ddstore_comm *comm, ddstore_error *err)
     if (atomic_load(&comm->closed))
         return ddstore__fail(err, DDSTORE_ECLOSED, "the communicator was closed");
     if (comm->broken)
-        return ddstore__fail(err, comm->broken,
+        return ddstore__fail(err, /* an interrupt is told once */
+                             comm->broken == DDSTORE_EINTR ? DDSTORE_ECLOSED
+                                                           : comm->broken,
                              "an earlier collective of this communicator failed (%s): "
                              "close it and meet anew",
                              ddstore_code_name(comm->broken));

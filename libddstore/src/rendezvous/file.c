@@ -87,7 +87,9 @@ static int apply_settings(ddstore__file *f, const ddstore_comm_file *how,
                           ddstore_error *err)
 {
     ddstore__settings s;
-    int rc = ddstore__settings_load(&s, NULL, 0, err);
+    bool open = !how->dir || !*how->dir || how->timeout_s <= 0;
+    memset(&s, 0, sizeof(s));
+    int rc = open ? ddstore__settings_load(&s, NULL, 0, err) : DDSTORE_OK;
     if (!rc) {
         const char *path = how->dir && *how->dir ? how->dir : s.handshake_dir;
         f->timeout_s = how->timeout_s > 0 ? how->timeout_s : s.handshake_timeout_s;

@@ -17,11 +17,13 @@ typedef struct ddstore__ofi_peer ddstore__ofi_peer;
 
 /* Opens the provider that settings->fabric asks for (auto: hardware, where this host
  * has it) on settings->iface, if given, and starts serving. DDSTORE_EFABRIC lists every
- * candidate and why it was dropped; *out NULL and 0: auto, and there is no such
- * hardware. */
+ * candidate and why it was dropped; *out NULL and 0: tcp, hsn, or auto on a host
+ * without such hardware or where it can't be used, which is logged as a warning. */
 int ddstore__ofi_open(const ddstore__settings *settings, ddstore__ofi **out,
                       ddstore_error *err);
-/* No read runs any more. Never waits for a peer. */
+/* No read runs any more, and exposures were released. Never waits for a peer.
+ * Afterwards nothing arrives any more in anybody's memory, of abandoned reads either.
+ */
 void ddstore__ofi_close(ddstore__ofi *ofi);
 /* In a forked child: forgets everything without a call into libfabric. */
 void ddstore__ofi_drop(ddstore__ofi *ofi);

@@ -175,6 +175,7 @@ struct ddstore__ofi_peer {
  * and calls that register memory; `pool_lock`: idle, aside; `ranges_lock`: ranges. */
 struct ddstore__ofi {
     const ddstore__ofi_api *api;
+    struct ddstore__ofi *next_kept; /* of those that could not be closed */
     unsigned generation;
     struct fi_info *info;
     struct fid_fabric *fabric;

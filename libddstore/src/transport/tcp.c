@@ -21,7 +21,7 @@ struct ddstore__stream {
     uint64_t expected, got; /* bytes of the answer, its head included */
     int64_t deadline_ns;    /* moved on by every byte */
     int64_t look_ns;        /* when to look at the store and the host's signals again */
-    int tries;              /* connections that broke since the last progress */
+    int tries;              /* connections that broke since the last answer */
     uint8_t head[DDSTORE__FRAME_BYTES];
 };
 
@@ -59,6 +59,14 @@ static size_t encode(ddstore__stream *s, uint8_t *out)
     return DDSTORE__FRAME_BYTES + (size_t)n * DDSTORE__RUN_BYTES;
 }
 
+static int broke_often(const ddstore__stream *s, ddstore_error *err)
+{
+    const ddstore__process *p = &s->request->from->peer->contact.process;
+    return ddstore__fail(err, DDSTORE_EPEER,
+                         "process %u on host %s broke off the connection %d times",
+                         p->pid, p->host, s->tries);
+}
+
 /* Sends the next READ, on a new connection as often as the old one turns out broken. */
 static int ask(ddstore__reader *reader, const ddstore__access *access,
                ddstore__stream *s, ddstore_error *err)
@@ -80,8 +88,14 @@ static int ask(ddstore__reader *reader, const ddstore__access *access,
             return rc;
         rc = ddstore__channel_send(s->ch, out, bytes, &access->patience, err);
         s->deadline_ns = ddstore__now_ns() + access->patience.timeout_ns;
-        if (rc != DDSTORE_ESYS || s->tries++ >= TRIES)
+        if (rc == DDSTORE_ETIMEDOUT)
+            return ddstore__channel_silent(
+                s->request->from->peer, &access->patience,
+                "it took no request in time (DDSTORE_READ_TIMEOUT_S)", err);
+        if (rc != DDSTORE_ESYS)
             return rc;
+        if (s->tries++ >= TRIES)
+            return broke_often(s, err);
         ddstore__channel_discard(s->ch);
         s->ch = NULL;
     }
@@ -132,7 +146,7 @@ static void advance(ddstore__stream *s, uint64_t bytes)
 static int take_refusal(ddstore__stream *s, const ddstore__frame *f, ddstore_error *err)
 {
     char text[DDSTORE__TEXT_MAX + 1] = "";
-    size_t used = 0, want = f->bytes < DDSTORE__TEXT_MAX ? (size_t)f->bytes : 0;
+    size_t used = 0, want = f->bytes <= DDSTORE__TEXT_MAX ? (size_t)f->bytes : 0;
     uint64_t rest = s->got - DDSTORE__FRAME_BYTES;
     for (size_t i = s->first; rest && used < want; i++) {
         const ddstore__piece *p = &s->request->pieces[i];
@@ -173,8 +187,7 @@ static int broke(ddstore__reader *reader, const ddstore__access *access,
     ddstore__channel_discard(s->ch);
     s->ch = NULL;
     if (s->tries++ >= TRIES)
-        return ddstore__fail(err, DDSTORE_EPEER, "the connection broke %d times",
-                             s->tries);
+        return broke_often(s, err);
     return ask(reader, access, s, err);
 }
 
@@ -218,9 +231,9 @@ static int receive(ddstore__reader *reader, const ddstore__access *access,
     int rc = head && s->got >= DDSTORE__FRAME_BYTES ? check_head(s, err) : DDSTORE_OK;
     if (rc)
         return rc;
-    s->tries = 0;
     if (s->got < s->expected)
         return went_on(s, access, err);
+    s->tries = 0; /* not before: who breaks off each time would never be given up */
     s->first = s->last;
     return s->first == s->request->n ? 1 : ask(reader, access, s, err);
 }
