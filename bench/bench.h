@@ -104,6 +104,7 @@ typedef struct bench_way {
     void (*prepare)(void *arg, const int64_t *rows, size_t n); /* nullable; not timed */
     void (*read)(void *arg, const int64_t *rows, size_t n, void *dst);
     void *arg;
+    size_t in_a_row; /* calls a turn, of the first way: all do as many; 0: one */
 } bench_way;
 
 typedef struct bench_copy { /* the memcpy loop */

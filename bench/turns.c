@@ -76,18 +76,21 @@ static size_t take_round(const bench_way *ways, size_t n, bench_dealer *dealer,
                          size_t batch, void *dst, int64_t ns, double *samples,
                          double *medians)
 {
-    size_t turns = 0;
+    size_t in_a_row = ways[0].in_a_row ? ways[0].in_a_row : 1, calls = 0;
     int64_t end = bench_now_ns() + ns;
-    while (turns < ROOM && (turns < 4 || bench_now_ns() < end)) {
+    for (size_t turn = 0; calls + in_a_row <= ROOM; turn++) {
+        if (turn >= 4 && bench_now_ns() >= end)
+            break;
         for (size_t j = 0; j < n; j++) {
-            size_t way = order(turns, j, n);
-            samples[way * ROOM + turns] = call(&ways[way], dealer, batch, dst);
+            size_t way = order(turn, j, n);
+            for (size_t i = 0; i < in_a_row; i++)
+                samples[way * ROOM + calls + i] = call(&ways[way], dealer, batch, dst);
         }
-        turns++;
+        calls += in_a_row;
     }
     for (size_t way = 0; way < n; way++)
-        medians[way] = median(samples + way * ROOM, turns);
-    return turns;
+        medians[way] = median(samples + way * ROOM, calls);
+    return calls;
 }
 
 void bench_take_turns(const bench_context *ctx, const bench_way *ways, size_t n,

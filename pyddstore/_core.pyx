@@ -380,7 +380,8 @@ cdef class Comm:
     cdef readonly int rank, size
     cdef object _lock
 
-    def __cinit__(self, str dir, int rank, int size, str ns, double timeout_s=0):
+    def __cinit__(self, str dir not None, int rank, int size, str ns not None,
+                  double timeout_s=0):
         cdef c.ddstore_comm_file how
         cdef c.ddstore_error err
         cdef int rc

@@ -51,6 +51,8 @@ class PyDDStore(_core.Store):
         method, n_core, size = map(operator.index, (method, n_core, size))
         if nic_map is not None and not isinstance(nic_map, str):
             raise TypeError(f"nic_map is text, not {type(nic_map).__name__}")
+        if not isinstance(ns, str):
+            raise TypeError(f"exchange_ns is text, not {type(ns).__name__}")
         if not 0 <= n_core < 2**31 or not 0 <= size < 2**31:
             raise ValueError(f"n_core={n_core}, size={size}: give 0 to 2**31 - 1")
         if rank is None:

@@ -123,7 +123,7 @@ static int agree_spec(const ddstore *store, const char *name,
     }
     record->disp = first.disp;
     record->itemsize = first.itemsize;
-    record->dtype = strndup(first.dtype, first.dtype_bytes);
+    record->dtype = ddstore__copy_text(first.dtype, first.dtype_bytes);
     record->name = strdup(name);
     if (!record->dtype || !record->name)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for variable %s", name);
@@ -255,35 +255,56 @@ static int add(ddstore *store, const char *name, const ddstore_shard *shard,
     return rc;
 }
 
-static int check_collective(ddstore *store, ddstore_error *err)
+/* Freeing the store waits until this thread has left. NULL: err says why not. */
+static ddstore__reader *enter_collective(ddstore *store, int *rc, ddstore_error *err)
 {
-    int rc = ddstore__store_usable(store, err);
-    if (!rc && !store->comm)
-        rc = ddstore__fail(err, DDSTORE_EINVAL,
-                           "an extra member reads variables, it can't add them");
-    return rc;
+    ddstore__reader *reader = ddstore__reader_enter(store);
+    if (!reader) {
+        *rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a collective call");
+        return NULL;
+    }
+    *rc = ddstore__store_usable(store, err);
+    if (!*rc && !store->comm)
+        *rc = ddstore__fail(err, DDSTORE_EINVAL,
+                            "an extra member reads variables, it can't add them");
+    if (!*rc)
+        return reader;
+    ddstore__reader_leave(reader);
+    return NULL;
 }
 
-int ddstore_add_failed(ddstore *store, const char *name, const ddstore_error *why,
-                       ddstore_error *err)
+static int add_failed(ddstore *store, const char *name, const ddstore_error *why,
+                      ddstore_error *err)
 {
-    int rc = check_collective(store, err);
-    if (rc)
-        return rc;
     const char *known = name && strlen(name) <= 1024 ? name : "?";
     (void)add(store, known, &(ddstore_shard){0}, why, NULL, err);
     return ddstore__fail(err, why->code, "add of variable %.150s failed on rank %d: %s",
                          known, store->rank, why->message);
 }
 
+int ddstore_add_failed(ddstore *store, const char *name, const ddstore_error *why,
+                       ddstore_error *err)
+{
+    int rc;
+    ddstore__reader *reader = enter_collective(store, &rc, err);
+    if (!reader)
+        return rc;
+    rc = add_failed(store, name, why, err);
+    ddstore__reader_leave(reader);
+    return rc;
+}
+
 int ddstore_add(ddstore *store, const char *name, const ddstore_shard *shard,
                 ddstore_var **out, ddstore_error *err)
 {
+    int rc;
     ddstore_error mine;
-    int rc = check_collective(store, err);
-    if (rc)
+    ddstore__reader *reader = enter_collective(store, &rc, err);
+    if (!reader)
         return rc;
-    if (check_shard(store, name, shard, &mine))
-        return ddstore_add_failed(store, name, &mine, err);
-    return add(store, name, shard, NULL, out, err);
+    rc = check_shard(store, name, shard, &mine)
+             ? add_failed(store, name, &mine, err)
+             : add(store, name, shard, NULL, out, err);
+    ddstore__reader_leave(reader);
+    return rc;
 }

@@ -49,6 +49,8 @@ void ddstore__log(int level, const char *format, ...) DDSTORE__PRINTF(2, 3);
 /* From the progress thread: appends to a bounded queue, never blocks. */
 void ddstore__log_later(int level, const char *format, ...) DDSTORE__PRINTF(2, 3);
 
+void ddstore__log_child(void); /* after fork: another thread may have held a lock */
+
 /* -- clock.c -- */
 
 #define DDSTORE__MS      1000000LL
@@ -71,6 +73,8 @@ typedef struct ddstore__wait {
  * host's interrupt check, so call it at least every 100 ms of a wait and after EINTR.
  */
 int ddstore__wait_check(const ddstore__wait *wait, ddstore_error *err);
+
+void ddstore__clock_child(void); /* after fork: another thread may have held a lock */
 
 /* -- random.c -- */
 

@@ -275,6 +275,7 @@ int ddstore__channel_ask(ddstore__peer *peer, const ddstore__ticket *ticket,
     uint8_t request[DDSTORE__FRAME_BYTES + DDSTORE__TEXT_MAX];
     size_t n = text ? strlen(text) : 0;
     int rc = DDSTORE_ESYS;
+    int64_t deadline = ddstore__now_ns() + patience->timeout_ns;
     if (n > DDSTORE__TEXT_MAX)
         return ddstore__fail(err, DDSTORE_EINVAL, "the name is too long");
     ddstore__frame_encode(&(ddstore__frame){.type = type, .bytes = n}, request);
@@ -282,11 +283,12 @@ int ddstore__channel_ask(ddstore__peer *peer, const ddstore__ticket *ticket,
         request[DDSTORE__FRAME_BYTES + i] = (uint8_t)text[i];
     for (int attempt = 0; attempt < 2 && rc == DDSTORE_ESYS; attempt++) {
         ddstore__channel *ch = NULL;
-        rc = ddstore__channel_acquire(peer, ticket, patience, attempt > 0, &ch, err);
+        ddstore__patience left = ddstore__patience_left(patience, deadline);
+        rc = ddstore__channel_acquire(peer, ticket, &left, attempt > 0, &ch, err);
         if (rc)
             return rc;
         rc =
-            ask_over(ch, patience, request, DDSTORE__FRAME_BYTES + n, data, bytes, err);
+            ask_over(ch, &left, request, DDSTORE__FRAME_BYTES + n, data, bytes, err);
         if (rc && atomic_load(&peer->lost))
             return ddstore__peer_lost_error(peer, err);
         if (rc == DDSTORE_ETIMEDOUT)

@@ -32,6 +32,17 @@ typedef struct ddstore__patience {
     bool probe;               /* asks only: silence doesn't make the peer a lost one */
 } ddstore__patience;
 
+/* The same until a deadline that was set before. */
+static inline ddstore__patience ddstore__patience_left(const ddstore__patience *whole,
+                                                       int64_t deadline_ns)
+{
+    ddstore__patience left = *whole;
+    left.timeout_ns = deadline_ns - ddstore__now_ns();
+    if (left.timeout_ns < DDSTORE__MS)
+        left.timeout_ns = DDSTORE__MS;
+    return left;
+}
+
 /* An idle channel, or a new one. DDSTORE_EPEER: the peer is lost, now or before;
  * DDSTORE_ECLOSED: it lives, and freed its store. new_only: no used one. */
 int ddstore__channel_acquire(ddstore__peer *peer, const ddstore__ticket *ticket,

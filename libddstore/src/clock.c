@@ -52,3 +52,8 @@ int ddstore__wait_check(const ddstore__wait *wait, ddstore_error *err)
         return ddstore__fail(err, DDSTORE_EINTR, "the wait was interrupted");
     return ddstore__now_ns() >= wait->deadline_ns ? DDSTORE_ETIMEDOUT : DDSTORE_OK;
 }
+
+void ddstore__clock_child(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}

@@ -29,10 +29,16 @@ enum outcome {
     STOPPED
 };
 
+/* Once a peer; those of a subnet of this host first. */
 static void sort_addresses(ddstore__peer *peer)
 {
     uint8_t order[DDSTORE__ADDRESSES];
     size_t n = 0;
+    pthread_mutex_lock(&peer->lock);
+    bool sorted = peer->n_addresses > 0;
+    pthread_mutex_unlock(&peer->lock);
+    if (sorted)
+        return;
     for (int near = 1; near >= 0; near--)
         for (uint8_t i = 0; i < DDSTORE__ADDRESSES; i++) {
             const ddstore__address *a = &peer->contact.address[i];
@@ -86,9 +92,9 @@ static int dial(const ddstore__address *a)
 /* Makes the connected socket a blocking one whose calls take at most SLICE_MS. */
 static void tune(int fd, int64_t timeout_ns)
 {
-    int on = 1,
-        user_ms = (int)(timeout_ns / DDSTORE__MS < INT32_MAX ? timeout_ns / DDSTORE__MS
-                                                             : INT32_MAX);
+    int64_t ms =
+        timeout_ns / DDSTORE__MS + 1000; /* the reader's own deadline is first */
+    int on = 1, user_ms = (int)(ms < INT32_MAX ? ms : INT32_MAX);
     struct timeval slice = {.tv_usec = SLICE_MS * 1000};
     (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -251,11 +257,12 @@ static int too_late(ddstore__peer *peer, const ddstore__patience *patience, bool
                                        "none of its addresses could be reached in time "
                                        "(DDSTORE_READ_TIMEOUT_S)",
                                        err);
-    return ddstore__fail(err, DDSTORE_EPEER,
-                         "process %u on host %s lives and takes no more connections: it "
-                         "has too few file descriptors or too little memory (raise "
-                         "ulimit -n there)",
-                         peer->contact.process.pid, peer->contact.process.host);
+    return ddstore__fail(
+        err, DDSTORE_EPEER,
+        "process %u on host %s lives and takes no more connections: it "
+        "has too few file descriptors or too little memory (raise "
+        "ulimit -n there)",
+        peer->contact.process.pid, peer->contact.process.host);
 }
 
 int ddstore__channel_connect(ddstore__peer *peer, const ddstore__ticket *ticket,
@@ -263,8 +270,7 @@ int ddstore__channel_connect(ddstore__peer *peer, const ddstore__ticket *ticket,
                              ddstore_error *err)
 {
     ddstore__wait wait = {ddstore__now_ns() + patience->timeout_ns, patience->closed};
-    if (!peer->n_addresses)
-        sort_addresses(peer);
+    sort_addresses(peer);
     for (;;) {
         int code = DDSTORE_OK;
         enum outcome outcome =

@@ -23,6 +23,8 @@ static void in_child(void)
 {
     ddstore__fork_generation++;
     ddstore__fd_close_all_in_child();
+    ddstore__log_child();
+    ddstore__clock_child();
     if (engine && engine->ofi)
         ddstore__ofi_drop(engine->ofi);
     engine = NULL;

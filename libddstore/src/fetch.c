@@ -71,6 +71,17 @@ static int name_rank(int rank, int rc, ddstore_error *err)
     return ddstore__wrap(err, rc, "rank %d", rank);
 }
 
+/* An owner that freed its store and then ended is not lost: it said so. */
+static int far_failed(const ddstore_var *var, const ddstore__request *q, int rc,
+                      ddstore_error *err)
+{
+    if (rc == DDSTORE_ECLOSED && !atomic_load(&var->store->closed))
+        atomic_store(&q->from->over, true);
+    else if (rc == DDSTORE_EPEER && atomic_load(&q->from->over))
+        rc = ddstore__fail(err, DDSTORE_ECLOSED, "its store was freed");
+    return name_rank(q->rank, rc, err);
+}
+
 static int far_read(ddstore__reader *reader, ddstore_var *var,
                     const ddstore__request *requests, size_t n, ddstore__times *times,
                     ddstore_error *err)
@@ -89,7 +100,7 @@ static int far_read(ddstore__reader *reader, ddstore_var *var,
         if (begin)
             times->wait_ns += ddstore__now_ns() - begin;
     }
-    return rc ? name_rank(requests[failed].rank, rc, err) : DDSTORE_OK;
+    return rc ? far_failed(var, &requests[failed], rc, err) : DDSTORE_OK;
 }
 
 /* -- get -- */
@@ -277,7 +288,7 @@ static int read_plan(ddstore__reader *reader, ddstore_var *var,
     rc = ddstore__tcp_begin(reader, &var->access, plan->requests, plan->n_requests,
                             &streams, &failed, err);
     if (rc)
-        return name_rank(plan->requests[failed].rank, rc, err);
+        return far_failed(var, &plan->requests[failed], rc, err);
     int local = any_mapped ? copy_mapped(var, rows, n, dst, true, far, &again, err) : 0;
     rc = ddstore__tcp_finish(reader, &var->access, streams, plan->n_requests, &failed,
                              local ? NULL : err);
@@ -285,7 +296,7 @@ static int read_plan(ddstore__reader *reader, ddstore_var *var,
         times->wait_ns += ddstore__now_ns() - begin;
     if (local)
         return local;
-    return rc ? name_rank(plan->requests[failed].rank, rc, err) : DDSTORE_OK;
+    return rc ? far_failed(var, &plan->requests[failed], rc, err) : DDSTORE_OK;
 }
 
 static int get_far_batch(ddstore__reader *reader, ddstore_var *var, const int64_t *rows,

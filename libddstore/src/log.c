@@ -138,3 +138,14 @@ int ddstore_log_drain(int timeout_ms)
         ;
     return drain();
 }
+
+void ddstore__log_child(void)
+{
+    pthread_mutex_init(&out_lock, NULL);
+    pthread_mutex_init(&host_lock, NULL);
+    for (size_t i = 0; i < SLOTS; i++) /* the parent passes its lines on */
+        atomic_store(&queue[i].state, 0);
+    atomic_store(&next_in, 0);
+    next_out = 0;
+    start();
+}

@@ -361,8 +361,7 @@ static int check_provider(const ddstore *store, const ddstore__variable_record *
                          mine, *theirs ? theirs : "tcp");
 }
 
-int ddstore_join(ddstore *store, const char *name, ddstore_var **out,
-                 ddstore_error *err)
+static int join(ddstore *store, const char *name, ddstore_var **out, ddstore_error *err)
 {
     ddstore__variable_record record = {0};
     int rc = ddstore__store_usable(store, err);
@@ -403,6 +402,17 @@ int ddstore_join(ddstore *store, const char *name, ddstore_var **out,
             *out = var;
     }
     ddstore__record_free(&record);
+    return rc;
+}
+
+int ddstore_join(ddstore *store, const char *name, ddstore_var **out,
+                 ddstore_error *err)
+{
+    ddstore__reader *reader = ddstore__reader_enter(store);
+    if (!reader)
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory to join a variable");
+    int rc = join(store, name, out, err);
+    ddstore__reader_leave(reader); /* freeing the store waits for it */
     return rc;
 }
 

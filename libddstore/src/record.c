@@ -47,7 +47,7 @@ static char *take_text(ddstore__cursor *c, size_t max)
         c->bad = true;
         return NULL;
     }
-    return strndup((const char *)p, n);
+    return ddstore__copy_text(p, n);
 }
 
 static bool take_ranks(ddstore__cursor *c, ddstore__variable_record *out)

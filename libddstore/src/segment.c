@@ -209,6 +209,10 @@ void ddstore__segment_describe(const ddstore__segment *seg, const uint8_t owner[
     };
     memcpy(out->token, seg->token, sizeof(out->token));
     memcpy(out->owner, owner, sizeof(out->owner));
+    /* Whoever finds the segment after it was told of finds what was written until now.
+     */
+    pthread_mutex_lock(&lock);
+    pthread_mutex_unlock(&lock);
 }
 
 static void mark_closing(ddstore__segment *seg)

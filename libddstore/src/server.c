@@ -31,7 +31,8 @@ struct ddstore__server {
     int64_t stall_ns, next_sweep;
     ddstore__conn *conns, *dropped; /* newest first; freed when no event names them */
     unsigned strangers, busy;
-    uint64_t refused;
+    uint64_t refused, turned_away;
+    int64_t next_log; /* of those turned away */
 };
 
 ddstore__server *ddstore__server_open(int epoll, const uint8_t uid[16], double stall_s)
@@ -160,9 +161,14 @@ static void accept_and_refuse(ddstore__server *s, int listener)
     if (fd >= 0)
         turn_away(fd);
     s->spare = ddstore__fd_own(dup(s->epoll));
+    s->turned_away++;
+    if (ddstore__now_ns() < s->next_log)
+        return; /* they try again, and that often */
+    s->next_log = ddstore__now_ns() + 10 * DDSTORE__S;
     ddstore__log_later(DDSTORE_LOG_WARN,
-                       "a peer's connection was refused: no file descriptor left "
-                       "(raise ulimit -n)");
+                       "connections of peers were refused (%llu so far): no file "
+                       "descriptor left (raise ulimit -n)",
+                       (unsigned long long)s->turned_away);
 }
 
 void ddstore__server_accept(ddstore__server *s, int listener)

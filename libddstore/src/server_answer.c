@@ -9,8 +9,11 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#define PACK_BYTES (128u << 10) /* the reader takes one pack while the next is filled  \
-                                 */
+/* The reader takes one pack while the next is filled. The first one of a long answer is
+ * small, since it wakes the reader, which takes as long as to fill a few. */
+#define PACK_BYTES (128u << 10)
+#define PACK_FIRST (16u << 10)
+#define PACK_LONG  (64u << 10)
 #define PACK_IOVS  1024
 #define PACK_BELOW (16u << 10) /* mean bytes a run below which packing wins */
 #define IOVS       64
@@ -112,7 +115,8 @@ static int pieces(const ddstore__conn *c, struct iovec *iov, int max, size_t byt
 static size_t fill_pack(const ddstore__conn *c)
 {
     static struct iovec iov[PACK_IOVS]; /* the progress thread's */
-    int n = pieces(c, iov, PACK_IOVS, PACK_BYTES);
+    bool first = c->sent == 0 && c->total > PACK_LONG;
+    int n = pieces(c, iov, PACK_IOVS, first ? PACK_FIRST : PACK_BYTES);
     size_t bytes = 0;
     for (int i = 0; i < n; i++)
         bytes += iov[i].iov_len;

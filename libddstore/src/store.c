@@ -426,6 +426,8 @@ void ddstore_free(ddstore *store)
         return;
     if (store->comm)
         ddstore_comm_wake(store->comm);
+    ddstore__run *run =
+        store->run ? ddstore__run_find(store->access.ticket.run) : NULL;
     if (store->run && store->dir)
         ddstore__unpublish_all(store);
     for (ddstore_var *v = atomic_load(&store->vars); v; v = v->next)
@@ -434,7 +436,6 @@ void ddstore_free(ddstore *store)
             ddstore__segment_withdraw(v->own);
         }
     ddstore__run_close(store->run);
-    store->run = NULL;
     int64_t deadline = ddstore__after_s(store->settings.read_timeout_s);
     bool quiet = ddstore__reader_wait(store, deadline);
     if (!quiet)
@@ -444,8 +445,14 @@ void ddstore_free(ddstore *store)
     atomic_store(&store->torn_down, quiet ? 1 : 2);
     for (ddstore_var *v = atomic_load(&store->vars); quiet && v; v = v->next)
         ddstore__var_detach(v);
-    if (quiet)
-        ddstore__registry_close(&store->registry, store->access.ofi);
+    if (!quiet)
+        return;
+    ddstore__registry_close(&store->registry, store->access.ofi);
+    if (run)
+        ddstore__run_unref(run);
+    store->run = NULL;
+    ddstore_comm_close(store->comm); /* its namespace may be taken again */
+    store->comm = NULL;
 }
 
 void ddstore_close(ddstore *store)

@@ -45,6 +45,17 @@ void ddstore__take_bytes(ddstore__cursor *c, void *out, size_t bytes)
         memset(out, 0, bytes);
 }
 
+char *ddstore__copy_text(const void *text, size_t bytes)
+{
+    char *copy = malloc(bytes + 1);
+    if (copy) {
+        if (bytes)
+            memcpy(copy, text, bytes);
+        copy[bytes] = '\0';
+    }
+    return copy;
+}
+
 uint8_t *ddstore__extend(ddstore__buffer *b, size_t bytes)
 {
     if (b->failed)

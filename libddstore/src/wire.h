@@ -120,6 +120,9 @@ uint32_t ddstore__take32(ddstore__cursor *c);
 uint64_t ddstore__take64(ddstore__cursor *c);
 void ddstore__take_bytes(ddstore__cursor *c, void *out, size_t bytes);
 
+/* A malloc'd text of bytes that have no NUL behind them. NULL: no memory. */
+char *ddstore__copy_text(const void *text, size_t bytes);
+
 /* -- a writer into memory that grows -- */
 
 typedef struct ddstore__buffer {

@@ -117,6 +117,8 @@ static inline void core_main(int fd, void *arg)
 {
     core *c = arg;
     c->fd = fd;
+    if (hear(fd) != 'g')
+        return; /* it was not needed */
     core_open(c);
     core_add(c, c->spec->name ? c->spec->name : "v", c->spec->seed);
     say(fd, 'k');
@@ -124,16 +126,30 @@ static inline void core_main(int fd, void *arg)
     ddstore_close(c->store);
 }
 
-/* All core ranks, serving. */
-static inline group group_start(const core_spec *spec)
+/* All core ranks, which wait for group_go. */
+static inline group group_fork(const core_spec *spec)
 {
     group g = {.size = spec->size};
     for (int r = 0; r < spec->size; r++) {
         core c = {.spec = spec, .rank = r};
         g.at[r] = member_start(core_main, &c);
     }
-    for (int r = 0; r < spec->size; r++)
-        EXPECT(g.at[r]->fd, 'k');
+    return g;
+}
+
+static inline void group_go(const group *g)
+{
+    for (int r = 0; r < g->size; r++)
+        say(g->at[r]->fd, 'g');
+    for (int r = 0; r < g->size; r++)
+        EXPECT(g->at[r]->fd, 'k');
+}
+
+/* All core ranks, serving. */
+static inline group group_start(const core_spec *spec)
+{
+    group g = group_fork(spec);
+    group_go(&g);
     return g;
 }
 

@@ -179,6 +179,8 @@ static void killed_between_reads(void **state)
             ;
         assert_int_equal(rc, DDSTORE_EPEER);
         check_others();
+        ddstore_close(store);
+        store = NULL;
         group_end(&g);
     }
 }
@@ -192,6 +194,8 @@ static void killed_before_it_was_ever_read(void **state)
         member_kill(g.at[1]);
         assert_int_equal(read_until(1, 20), DDSTORE_EPEER);
         check_others();
+        ddstore_close(store);
+        store = NULL;
         group_end(&g);
     }
 }

@@ -29,17 +29,16 @@ static void *join_v(void *arg)
 static void joins_before_the_core_begins(void **state)
 {
     (void)state;
-    char path[80];
     pthread_t thread;
     void *failed;
+    group g = group_fork(&two);
     rmdir(dir); /* and before the directory is there */
     store = extra_open(NULL, 0);
     assert_int_equal(ddstore_rank(store), -1);
     assert_int_equal(ddstore_size(store), 0);
     pthread_create(&thread, NULL, join_v, &var);
     sleep_ms(300);
-    snprintf(path, sizeof(path), "%s", dir);
-    group g = group_start(&two);
+    group_go(&g);
     pthread_join(thread, &failed);
     if (failed)
         fail_msg("%s", (char *)failed);
@@ -82,6 +81,7 @@ static void what_is_not_there_is_told_in_time(void **state)
 {
     (void)state;
     static const ddstore_setting soon[] = {{"DDSTORE_HANDSHAKE_TIMEOUT_S", "0.4"}};
+    group g = group_fork(&two);
     store = extra_open(soon, 1);
     int64_t since = ddstore__now_ns();
     CHECK_FAILS(ddstore_join(store, "v", &var, &fault), DDSTORE_ETIMEDOUT, "variable v",
@@ -90,7 +90,7 @@ static void what_is_not_there_is_told_in_time(void **state)
     CHECK_FAILS(ddstore_join(store, "", &var, &fault), DDSTORE_EINVAL, "");
     int alive;
     CHECK_FAILS(ddstore_core_alive(store, &alive, &fault), DDSTORE_EINVAL, "joined");
-    group g = group_start(&two);
+    group_go(&g);
     CHECK_FAILS(ddstore_join(store, "w", &var, &fault), DDSTORE_ETIMEDOUT,
                 "variable w");
     assert_true(all_rows_are(extra_join(store, "v"), &two, SEED));
@@ -174,17 +174,22 @@ static void a_freed_core_is_closed(void **state)
 static void a_new_run_is_joined(void **state)
 {
     (void)state;
-    core_spec spec = two;
+    core_spec spec[8];
+    group g[8];
     uint8_t row[100];
     for (size_t n = 0; n <= 1; n++) {
+        for (int run = 0; run < 8; run++) {
+            spec[run] = two;
+            spec[run].seed = (uint8_t)(SEED + 3 * run);
+            spec[run].rows[0] = 30 + run;
+            g[run] = group_fork(&spec[run]);
+        }
         store = extra_open(by_tcp, n);
         ddstore_var *old = NULL;
         for (int run = 0; run < 8; run++) {
-            spec.seed = (uint8_t)(SEED + 3 * run);
-            spec.rows[0] = 30 + run;
-            group g = group_start(&spec);
+            group_go(&g[run]);
             var = extra_join(store, "v");
-            assert_true(all_rows_are(var, &spec, spec.seed));
+            assert_true(all_rows_are(var, &spec[run], spec[run].seed));
             if (old) { /* what was joined before stays what it was: over */
                 int rc = ddstore_get(old, 0, 1, row, &fault);
                 assert_true(rc == DDSTORE_EPEER || rc == DDSTORE_ECLOSED);
@@ -192,11 +197,9 @@ static void a_new_run_is_joined(void **state)
                 assert_ptr_equal(ddstore_find(store, "v"), var);
             }
             old = var;
-            if (run % 2) {
-                for (int r = 0; r < 2; r++)
-                    member_kill(g.at[r]);
-            }
-            group_end(&g);
+            for (int r = 0; r < 2 && run % 2; r++)
+                member_kill(g[run].at[r]);
+            group_end(&g[run]);
         }
         ddstore_close(store);
         store = NULL;
@@ -207,7 +210,9 @@ static void a_killed_runs_record_is_not_taken(void **state)
 {
     (void)state;
     static const ddstore_setting soon[] = {{"DDSTORE_HANDSHAKE_TIMEOUT_S", "0.5"}};
-    group g = group_start(&two);
+    core_spec spec = two;
+    spec.seed = SEED + 9;
+    group g = group_start(&two), next = group_fork(&spec);
     for (int r = 0; r < 2; r++)
         member_kill(g.at[r]);
     store = extra_open(soon, 1);
@@ -219,14 +224,12 @@ static void a_killed_runs_record_is_not_taken(void **state)
     store = extra_open(NULL, 0);
     pthread_create(&thread, NULL, join_v, &var);
     sleep_ms(200);
-    core_spec spec = two;
-    spec.seed = SEED + 9;
-    g = group_start(&spec);
+    group_go(&next);
     pthread_join(thread, &failed);
     if (failed)
         fail_msg("%s", (char *)failed);
     assert_true(all_rows_are(var, &spec, SEED + 9));
-    group_end(&g);
+    group_end(&next);
 }
 
 static int stop_soon(void *arg)

@@ -5,7 +5,8 @@
 #define HEAD 4096 /* in front of a segment's data */
 
 static core_spec spec;
-static group g;
+static group g, next_run; /* the second waits until it is needed */
+static member *runs_member;
 static ddstore__variable_record record;
 static ddstore *store;
 static ddstore_var *var;
@@ -16,12 +17,34 @@ static void add_second(core *c, char what)
     core_add(c, "w", SEED + 5);
 }
 
+/* Two runs in one process: who proved one may not read the other. */
+static void two_runs(int fd, void *arg)
+{
+    (void)arg;
+    core_spec first = spec, second = spec;
+    core a = {.spec = &first, .fd = fd}, b = {.spec = &second, .fd = fd};
+    first.ns = "s";
+    second.ns = "u";
+    if (hear(fd) != 'g')
+        return;
+    core_open(&a);
+    core_add(&a, "a", SEED);
+    core_open(&b);
+    core_add(&b, "b", SEED);
+    say(fd, 'k');
+    (void)hear(fd);
+    ddstore_close(a.store);
+    ddstore_close(b.store);
+}
+
 static int begin(void **state)
 {
     int rc = setup(state);
     spec = (core_spec){
         .size = 1, .rows = {2000}, .disp = 1000, .itemsize = 1, .seed = SEED};
     spec.body = add_second;
+    next_run = group_fork(&spec);
+    runs_member = member_start(two_runs, NULL);
     g = group_start(&spec);
     record = record_of("v.bin");
     store = extra_open(by_tcp, 1);
@@ -36,6 +59,8 @@ static int end(void **state)
     ddstore_close(store);
     ddstore__record_free(&record);
     group_end(&g);
+    group_end(&next_run);
+    member_end(runs_member);
     return teardown(state) || !good;
 }
 
@@ -258,33 +283,12 @@ static void a_run_reads_its_own_segments_only(void **state)
     close(fd);
 }
 
-/* Two runs in one process: who proved one may not read the other. */
-static void two_runs(int fd, void *arg)
-{
-    (void)arg;
-    core a = {.spec = &spec, .fd = fd}, b = {.spec = &spec, .fd = fd};
-    core_spec other = spec;
-    other.ns = "u";
-    b.spec = &other;
-    core_open(&a);
-    core_add(&a, "a", SEED);
-    core_open(&b);
-    core_add(&b, "b", SEED);
-    say(fd, 'k');
-    (void)hear(fd);
-    ddstore_close(a.store);
-    ddstore_close(b.store);
-}
-
 static void another_runs_segments_are_not_read(void **state)
 {
     (void)state;
     const raw_run one = {HEAD, 10};
-    core_spec kept = spec;
-    spec.ns = "s";
-    member *m = member_start(two_runs, NULL);
-    EXPECT(m->fd, 'k');
-    spec = kept;
+    say(runs_member->fd, 'g');
+    EXPECT(runs_member->fd, 'k');
     ddstore__variable_record a = record_of("a.bin"), b = record_of("b.bin");
     assert_memory_equal(a.rank[0].contact.uid, b.rank[0].contact.uid, 16);
     assert_memory_not_equal(a.run, b.run, 16);
@@ -296,7 +300,6 @@ static void another_runs_segments_are_not_read(void **state)
     close(fd);
     ddstore__record_free(&a);
     ddstore__record_free(&b);
-    member_end(m);
 }
 
 static void counts_are_bounded(void **state)
@@ -521,7 +524,7 @@ static void a_store_freed_in_mid_answer_is_told(void **state)
                 DDSTORE_ECLOSED, "rank 0", "freed");
     ddstore_close(store); /* what end() looks at: a new run in the same place */
     group_end(&g);
-    g = group_start(&spec);
+    group_go(&next_run);
     store = extra_open(by_tcp, 1);
     var = extra_join(store, "v");
 }

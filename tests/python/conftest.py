@@ -13,7 +13,9 @@ import pyddstore
 
 
 @pytest.fixture
-def members(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Members]:
+def members(
+    request: pytest.FixtureRequest, tmp_path: pathlib.Path
+) -> Iterator[Members]:
     """Runs functions of this test file as members, see members.py."""
     group = Members(str(request.path), tmp_path)
     yield group

@@ -23,7 +23,7 @@ from typing import Any
 LIMIT_S = 60.0  # for all members of a test together; the machine may be loaded
 LAUNCHERS = ("DDSTORE_", "FABRIC_IFACE", "SLURM_", "OMPI_", "PMI_", "PMIX_")
 
-# ---- in a member -----------------------------------------------------------------------
+# ---- in a member ---------------------------------------------------------------------
 
 
 class Member:
@@ -75,10 +75,12 @@ def raises(kind: type[BaseException], *words: str, call: Callable[[], object]) -
     try:
         value = call()
     except kind as exc:
-        for word in words:
-            assert word in str(exc), f"{word!r} is not in {exc!r}"
-        return exc
-    raise AssertionError(f"no {kind.__name__} was raised, but returned {value!r}")
+        caught = exc
+    else:
+        raise AssertionError(f"no {kind.__name__} was raised, but returned {value!r}")
+    for word in words:
+        assert word in str(caught), f"{word!r} is not in {caught!r}"
+    return caught
 
 
 def load(path: str) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def main() -> None:
     os.rename(outcome + ".new", outcome)
 
 
-# ---- in the test -----------------------------------------------------------------------
+# ---- in the test ---------------------------------------------------------------------
 
 
 class Process:
@@ -152,7 +154,8 @@ class Process:
         try:
             status = self.popen.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it still runs after {limit_s} s\n{self.text()}")
+            why = f"it still runs after {limit_s} s\n{self.text()}"
+            raise AssertionError(why) from None
         if not self.outcome.exists():
             raise AssertionError(f"it ended with status {status}\n{self.text()}")
         good, value = pickle.loads(self.outcome.read_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -30,6 +31,10 @@ class Unreadable:
 
 def good_add(store: Any, name: str) -> None:
     store.add(name, np.ones((2, 3)))
+
+
+def good_init(store: Any, name: str) -> None:
+    store.init(name, 2, 3, 8)
 
 
 # By name: the exception on all ranks, words of its message, what rank 1 does meanwhile.
@@ -148,19 +153,12 @@ def do_wrong(m: Member) -> None:
     store = m.store(method=2)
     good_add(store, "first")
     for number, (what, (error, words, call)) in enumerate(BAD.items()):
-        if what == "no memory":  # dtype and disp have to agree for it to come to that
-            mine = lambda s, n: s.init(n, 2, 3, 8)  # noqa: E731
-        else:
-            mine = good_add
+        # dtype and disp have to agree for it to come to "no memory".
+        mine = good_init if what == "no memory" else good_add
         begun = time.monotonic()
-        try:
-            (call if m.rank == 1 else mine)(store, f"x{number}")
-        except Exception as exc:
-            assert type(exc) is error, f"{what}: {exc!r}"
-            for word in words:
-                assert word in str(exc), f"{what}: {word!r} is not in {exc!r}"
-        else:
-            raise AssertionError(f"{what}: nothing was raised")
+        do = functools.partial(call if m.rank == 1 else mine, store, f"x{number}")
+        exc = raises(error, *words, call=do)
+        assert type(exc) is error, f"{what}: {exc!r}"
         assert time.monotonic() - begun < SOON_S, what
         if number % 4 == 0:
             good_add(store, f"y{number}")
@@ -192,7 +190,7 @@ def test_ranks_without_rows(members: Members) -> None:
     members(3, zero_rows_agree)
 
 
-# ---- opening ---------------------------------------------------------------------------
+# ---- opening -------------------------------------------------------------------------
 
 
 def open_wrong(m: Member, words: list[str], error: str, more: dict[str, Any]) -> None:
@@ -305,7 +303,7 @@ def test_a_rank_that_left(members: Members) -> None:
     members(2, leave_before_add, env)
 
 
-# ---- arguments that no other rank can know of ------------------------------------------
+# ---- arguments that no other rank can know of ----------------------------------------
 
 
 def test_constructor_arguments(tmp_path: Any) -> None:
@@ -332,6 +330,8 @@ def test_constructor_arguments(tmp_path: Any) -> None:
         ({"method": 1, "rank": 0, "size": 1, "exchange_ns": "a/b"}, ValueError, ""),
         ({"method": 1, "rank": 0, "size": 1, "exchange_ns": "a\0"}, ValueError, "NUL"),
         ({"method": 1, "rank": 0, "size": 1, "exchange_ns": "n" * 101}, ValueError, ""),
+        ({"method": 1, "rank": 0, "size": 1, "exchange_ns": 7}, TypeError, ""),
+        ({"method": 1, "rank": 0, "size": 1, "exchange_ns": b"n"}, TypeError, ""),
     ]:
         with pytest.raises(error, match=words or None):
             make(None, handshake_dir=there, **arguments)

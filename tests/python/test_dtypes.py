@@ -106,7 +106,7 @@ def test_objects_are_refused(store: Any, dtype: Any) -> None:
     with pytest.raises(TypeError, match=r"(?s)objects.*|.*rank 0"):
         store.add("x", np.zeros((2, 2), dtype))
     store.add("x", np.arange(4))
-    with pytest.raises(TypeError, match="int64|<i8"):
+    with pytest.raises(TypeError, match=r"int64|<i8"):
         store.get("x", np.zeros(2, dtype), 0)
     store.init("bytes", 4, 1, 8)
     with pytest.raises(TypeError, match="objects"):
@@ -139,7 +139,7 @@ def test_wrong_dtype_names_both(store: Any) -> None:
 
 
 def test_same_elements_by_another_name(store: Any) -> None:
-    """What counts is the layout: C types of one width, aligned flags, order of names."""
+    """What counts is the layout: C types, aligned flags, order of names."""
     store.add("x", np.arange(3, dtype=np.int64))
     dst = np.zeros(3, np.longlong)
     store.get("x", dst)
@@ -191,7 +191,7 @@ def test_items_of_no_bytes(store: Any) -> None:
         store.get("void", out, 2)
 
 
-# ---- sources ---------------------------------------------------------------------------
+# ---- sources -------------------------------------------------------------------------
 
 
 class HasArray:
@@ -260,7 +260,7 @@ def test_sources_may_die_after_the_call(store: Any) -> None:
         assert set(contents(store, f"x{i}").ravel()) == {i}
 
 
-# ---- destinations ----------------------------------------------------------------------
+# ---- destinations --------------------------------------------------------------------
 
 
 def test_destinations(store: Any) -> None:
@@ -334,7 +334,9 @@ def test_destinations_that_are_refused(store: Any) -> None:
 class Gpu:
     """What a GPU array looks like from outside."""
 
-    __cuda_array_interface__: Any = {}
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        return {}
 
     def __array__(self, *args: Any, **more: Any) -> Any:
         raise AssertionError("nobody copies it silently")
@@ -349,12 +351,12 @@ def test_gpu_memory_is_refused(store: Any) -> None:
         lambda: store.update("x", Gpu(), 0),
         lambda: store.register_recv("x", Gpu()),
     ):
-        with pytest.raises(RuntimeError, match="GPU.*host memory only"):
+        with pytest.raises(RuntimeError, match=r"GPU.*host memory only"):
             call()
     store.add("y", np.zeros((2, 2)))
 
 
-# ---- ml_dtypes -------------------------------------------------------------------------
+# ---- ml_dtypes -----------------------------------------------------------------------
 
 
 def test_ml_dtypes(store: Any) -> None:

@@ -24,7 +24,7 @@ from pyddstore import (
     StoreClosedError,
 )
 
-# ---- exceptions ------------------------------------------------------------------------
+# ---- exceptions ----------------------------------------------------------------------
 
 
 def test_exceptions() -> None:
@@ -68,7 +68,7 @@ def test_the_store_is_usable_after_errors(store: Any) -> None:
         assert list(out) == [0, 1, 2, 3]
 
 
-# ---- free ------------------------------------------------------------------------------
+# ---- free ----------------------------------------------------------------------------
 
 
 def test_use_after_free(store: Any, tmp_path: Any) -> None:
@@ -113,12 +113,18 @@ def test_use_after_free(store: Any, tmp_path: Any) -> None:
 
 
 def test_context_manager(tmp_path: Any) -> None:
-    with pytest.raises(ZeroDivisionError):
-        with pyddstore.PyDDStore(
-            None, method=1, handshake_dir=str(tmp_path / "h"), rank=0, size=1
-        ) as store:
+    store = pyddstore.PyDDStore(
+        None, method=1, handshake_dir=str(tmp_path / "h"), rank=0, size=1
+    )
+
+    def use() -> None:
+        with store as same:
+            assert same is store
             store.add("x", np.arange(4))
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        use()
     with pytest.raises(StoreClosedError):
         store.names()
 
@@ -183,7 +189,11 @@ def resident() -> int:
 
 def test_no_references_leak(store: Any) -> None:
     store.add("x", np.arange(20).reshape(10, 2))
-    out, indices, source = np.zeros((2, 2), int), np.array([1, 2]), np.zeros((1, 2), int)
+    out, indices, source = (
+        np.zeros((2, 2), int),
+        np.array([1, 2]),
+        np.zeros((1, 2), int),
+    )
     bad = np.zeros((2, 2))
 
     def all_calls() -> None:
@@ -219,7 +229,7 @@ def test_no_references_leak(store: Any) -> None:
     assert sys.getallocatedblocks() - blocks < 200
 
 
-# ---- the end of the interpreter --------------------------------------------------------
+# ---- the end of the interpreter ------------------------------------------------------
 
 ENDS = {
     "never freed": "",
@@ -300,6 +310,7 @@ def test_the_end_of_the_interpreter(tmp_path: Any, end: str) -> None:
     begun = time.monotonic()
     run = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", BEGIN + ENDS[end], tmp_path / "h"],
+        cwd=tmp_path,
         env=environment(),
         capture_output=True,
         text=True,
@@ -332,7 +343,7 @@ def serve(m: Member) -> None:
     m.wait("end")
 
 
-def test_the_end_while_a_daemon_thread_waits(members: Members) -> None:
+def test_the_end_while_a_daemon_thread_waits(members: Members, tmp_path: Any) -> None:
     """The interpreter ends, although a read waits for a member that is stopped."""
     env = {"DDSTORE_SHM": "0", "DDSTORE_FABRIC": "tcp"}
     core = members.start(serve, 0, 1, env)
@@ -340,6 +351,7 @@ def test_the_end_while_a_daemon_thread_waits(members: Members) -> None:
     begun = time.monotonic()
     run = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", WAITING_DAEMON, members.dir],
+        cwd=tmp_path,
         env=environment(**env),
         capture_output=True,
         text=True,
@@ -352,7 +364,18 @@ def test_the_end_while_a_daemon_thread_waits(members: Members) -> None:
     core.result()
 
 
-# ---- free while others use it ----------------------------------------------------------
+# ---- free while others use it --------------------------------------------------------
+
+
+def read_on(store: Any, outcomes: list[Any]) -> None:
+    out = np.zeros((8, 4), int)
+    try:
+        while True:
+            rows = np.random.default_rng().integers(0, 2000, 8)
+            store.get_batch("x", out, rows)
+            assert np.array_equal(out[:, 0], 4 * rows)
+    except BaseException as exc:
+        outcomes.append(exc)
 
 
 def free_beside_reads(m: Member) -> None:
@@ -363,17 +386,9 @@ def free_beside_reads(m: Member) -> None:
         m.meet(f"added{turn}")
         outcomes: list[Any] = []
 
-        def read(store: Any = store, outcomes: list[Any] = outcomes) -> None:
-            out = np.zeros((8, 4), int)
-            try:
-                while True:
-                    rows = np.random.default_rng().integers(0, 2000, 8)
-                    store.get_batch("x", out, rows)
-                    assert np.array_equal(out[:, 0], 4 * rows)
-            except BaseException as exc:
-                outcomes.append(exc)
-
-        threads = [threading.Thread(target=read) for _ in range(3)]
+        threads = [
+            threading.Thread(target=read_on, args=(store, outcomes)) for _ in range(3)
+        ]
         for thread in threads:
             thread.start()
         time.sleep(0.05)
@@ -382,10 +397,9 @@ def free_beside_reads(m: Member) -> None:
         for thread in threads:
             thread.join(20)
             assert not thread.is_alive()
-        kinds = {type(exc) for exc in outcomes}
-        assert kinds == {StoreClosedError}, outcomes
+        assert {type(end) for end in outcomes} == {StoreClosedError}, outcomes
         if m.rank == 1:
-            assert all("rank 0" in str(exc) for exc in outcomes), outcomes
+            assert all("rank 0" in str(end) for end in outcomes), outcomes
             out = np.zeros((1, 4), int)
             store.get("x", out, 1000)  # its own rows are still there
             store.free()

@@ -32,7 +32,7 @@ def read_some(store: Any, indices: Any, n: int) -> list[int]:
     return [int(value) // 2 for value in out[:, 0]]
 
 
-# ---- start -----------------------------------------------------------------------------
+# ---- start ---------------------------------------------------------------------------
 
 
 def test_start(rows: Any) -> None:
@@ -88,7 +88,7 @@ def test_range_of_rows(rows: Any) -> None:
             rows.get("x", out[:n], first)
 
 
-# ---- indices ---------------------------------------------------------------------------
+# ---- indices -------------------------------------------------------------------------
 
 
 def test_indices(rows: Any) -> None:
@@ -178,7 +178,7 @@ def test_all_indices_are_checked_first(rows: Any) -> None:
         assert (out == -7).all(), bad
 
 
-# ---- rows of no bytes, no rows, very many rows -----------------------------------------
+# ---- rows of no bytes, no rows, very many rows ---------------------------------------
 
 
 def test_no_rows_and_no_bytes(store: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_million_rows_of_a_byte(members: Members, shm: str) -> None:
     members(2, million, {"DDSTORE_SHM": shm, "DDSTORE_FABRIC": "tcp"})
 
 
-# ---- shards ----------------------------------------------------------------------------
+# ---- shards --------------------------------------------------------------------------
 
 
 def shards(m: Member, counts: list[int], shape: list[int]) -> None:

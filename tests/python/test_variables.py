@@ -13,7 +13,7 @@ from members import Member, Members, raises
 
 import pyddstore
 
-# ---- names -----------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------
 
 NAMES = [
     "a/b",
@@ -101,7 +101,7 @@ def test_names_that_are_refused(store: Any) -> None:
 
 def test_unknown_names(store: Any) -> None:
     out = np.zeros(1)
-    with pytest.raises(KeyError, match="'x'.*none"):
+    with pytest.raises(KeyError, match=r"'x'.*none"):
         store.get("x", out)
     store.add("first", out)
     store.add("second", out)
@@ -132,7 +132,7 @@ def test_adding_twice(store: Any) -> None:
         lambda: store.add("x", np.arange(3)),
         lambda: store.init("x", 3, 1),
     ):
-        with pytest.raises(ValueError, match="x.*exists"):
+        with pytest.raises(ValueError, match=r"x.*exists"):
             call()
     out = np.zeros(3, int)
     store.get("x", out)
@@ -140,7 +140,7 @@ def test_adding_twice(store: Any) -> None:
     assert store.names() == ["x"]
 
 
-# ---- init and update -------------------------------------------------------------------
+# ---- init and update -----------------------------------------------------------------
 
 
 def test_init(store: Any) -> None:
@@ -151,7 +151,14 @@ def test_init(store: Any) -> None:
     assert not out.any()
     store.init(name="y", nrows=np.int64(2), disp=np.uint8(5))
     assert store.info("y") == (2, 5, 1)
-    for arguments in [(-1, 1), (2, -1), (2, 1, 0), (2, 1, -4), (2, 1, 2**32), (2, 2**63)]:
+    for arguments in [
+        (-1, 1),
+        (2, -1),
+        (2, 1, 0),
+        (2, 1, -4),
+        (2, 1, 2**32),
+        (2, 2**63),
+    ]:
         with pytest.raises(ValueError, match="rank 0"):
             store.init("z", *arguments)
     for arguments in [(1.0, 1), ("2", 1), (2, None), (2, 1, 4.0)]:
@@ -214,7 +221,7 @@ def test_update_of_added_rows(store: Any) -> None:
     # Of its own rows, which overlap.
     store.update("x", store.view("x")[:2], 1)
     assert store.view("x").tolist() == [[0, 1], [0, 1], [9, 9]]
-    with pytest.raises(TypeError, match="<f8.*<f4"):
+    with pytest.raises(TypeError, match=r"<f8.*<f4"):
         store.update("x", np.zeros((1, 2), np.float32), 0)
 
 
@@ -230,9 +237,7 @@ def update_and_read(m: Member) -> None:
         m.meet(f"written{turn}")
         out = np.zeros((9, 4))
         store.get_batch("x", out, range(9))
-        want = [
-            100 * turn + 10 * r + row for r in range(3) for row in range(2 + r)
-        ]
+        want = [100 * turn + 10 * r + row for r in range(3) for row in range(2 + r)]
         assert np.array_equal(out, np.repeat(want, 4).reshape(9, 4)), out
         m.meet(f"read{turn}")
     # The offset is in this rank's own rows, not among all.
@@ -249,7 +254,7 @@ def test_updates_are_seen(members: Members, shm: str) -> None:
     members(3, update_and_read, {"DDSTORE_SHM": shm, "DDSTORE_FABRIC": "tcp"})
 
 
-# ---- view ------------------------------------------------------------------------------
+# ---- view ----------------------------------------------------------------------------
 
 
 def test_view_of_added_rows(store: Any) -> None:
@@ -312,7 +317,7 @@ def mapped() -> int:
     return int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * 4096
 
 
-# ---- what is told ----------------------------------------------------------------------
+# ---- what is told --------------------------------------------------------------------
 
 
 def test_what_a_store_tells(store: Any) -> None:
@@ -361,7 +366,7 @@ def test_transports(members: Members, shm: str, path: tuple[str, str]) -> None:
             assert other == rank or tuple(way) == path
 
 
-# ---- registered destinations and the profile -------------------------------------------
+# ---- registered destinations and the profile -----------------------------------------
 
 
 def test_registered_destinations(store: Any) -> None:
@@ -392,7 +397,7 @@ def test_registered_destinations(store: Any) -> None:
     ]:
         with pytest.raises(error):
             store.register_recv("x", bad)
-    for i in range(100):
+    for _ in range(100):
         store.register_recv("x", np.zeros((1, 2)))
     store.register_recv("x", np.zeros((0, 2)))
 

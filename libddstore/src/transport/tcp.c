@@ -79,15 +79,18 @@ static int ask(ddstore__reader *reader, const ddstore__access *access,
     if (!out)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a request");
     size_t bytes = encode(s, out);
+    if (!s->tries) /* a broken connection brings no progress and so no more time */
+        s->deadline_ns = ddstore__now_ns() + access->patience.timeout_ns;
     for (;;) {
         int rc = DDSTORE_OK;
+        ddstore__patience left =
+            ddstore__patience_left(&access->patience, s->deadline_ns);
         if (!s->ch)
             rc = ddstore__channel_acquire(s->request->from->peer, &access->ticket,
-                                          &access->patience, s->tries > 0, &s->ch, err);
+                                          &left, s->tries > 0, &s->ch, err);
         if (rc)
             return rc;
-        rc = ddstore__channel_send(s->ch, out, bytes, &access->patience, err);
-        s->deadline_ns = ddstore__now_ns() + access->patience.timeout_ns;
+        rc = ddstore__channel_send(s->ch, out, bytes, &left, err);
         if (rc == DDSTORE_ETIMEDOUT)
             return ddstore__channel_silent(
                 s->request->from->peer, &access->patience,

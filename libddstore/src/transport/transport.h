@@ -27,6 +27,7 @@ typedef struct ddstore__attachment {
     ddstore__segment *own; /* of this process: with a reference */
     void *map;
     atomic_bool proven; /* path 2: the token was read back */
+    atomic_bool over;   /* its owner said that it freed it: so it stays */
 } ddstore__attachment;
 
 /* -- local.c: path 1 -- */
