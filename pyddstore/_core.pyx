@@ -19,6 +19,7 @@ import operator
 import os
 import sys
 import threading
+import weakref
 
 import numpy as np
 
@@ -373,12 +374,42 @@ cdef tuple source_array(obj):
 
 # ---- the file rendezvous ---------------------------------------------------------------------
 
+# Of this process, by process, directory, name and rank.
+_namespaces = weakref.WeakValueDictionary()
+
+
+cdef namespace_key(dir, ns, rank):
+    at = os.stat(dir)
+    return (os.getpid(), at.st_dev, at.st_ino, ns, rank)
+
+
+cdef check_namespace(dir, ns, rank):
+    """Every rank sees by itself that it uses a name twice. Left to rank 0, which finds
+    its own claim in the way, the others would wait for it in vain."""
+    try:
+        holder = _namespaces.get(namespace_key(dir, ns, rank))
+    except OSError:
+        return  # no directory yet
+    if holder is not None and holder._holds_namespace():
+        raise ValueError(
+            f"rank {rank} uses the namespace {ns!r} in {os.fsdecode(dir)} already, for "
+            f"{holder}: give each store (exchange_ns) and FileComm (ns) a name of its own")
+
+
+cdef note_namespace(dir, ns, rank, holder):
+    try:
+        _namespaces[namespace_key(dir, ns, rank)] = holder
+    except OSError:
+        pass
+
+
 cdef class Comm:
     """Members that meet through files of a directory: the C side of FileComm."""
 
     cdef c.ddstore_comm *ptr
     cdef readonly int rank, size
     cdef object _lock
+    cdef object __weakref__
 
     def __cinit__(self, str dir not None, int rank, int size, str ns not None,
                   double timeout_s=0):
@@ -390,6 +421,7 @@ cdef class Comm:
             raise ValueError("dir and ns must not hold NUL")
         how.dir, how.ns = d, n
         how.rank, how.size, how.timeout_s = rank, size, timeout_s
+        check_namespace(d, ns, rank)
         self.rank, self.size = rank, size
         self._lock = threading.Lock()
         _start_log_thread()
@@ -397,6 +429,14 @@ cdef class Comm:
             rc = c.ddstore_comm_open_file(&how, &self.ptr, &err)
         if rc:
             fail(&err)
+        note_namespace(d, ns, rank, self)
+        raise_pending()
+
+    def _holds_namespace(self):
+        return self.ptr != NULL
+
+    def __repr__(self):
+        return "a FileComm"
 
     def __dealloc__(self):
         cdef c.ddstore_comm *ptr = self.ptr
@@ -526,7 +566,7 @@ cdef int64_t row_number(obj, str what, _Variable v, int64_t rows) except? -1:
     cdef int overflow = 0
     cdef int64_t number
     if not PyLong_CheckExact(obj):
-        if isinstance(obj, bool):
+        if isinstance(obj, (bool, np.bool_)):
             raise TypeError(f"{what} is an integer, not {obj}")
         obj = operator.index(obj)
     number = PyLong_AsLongLongAndOverflow(obj, &overflow)
@@ -624,6 +664,8 @@ cdef class Store:
             raise ValueError("this store was opened before: make another")
         if b"\0" in d or b"\0" in n or b"\0" in m:
             raise ValueError("handshake_dir, exchange_ns and nic_map must not hold NUL")
+        if not extra:
+            check_namespace(d, ns, rank)
         memset(&options, 0, sizeof(options))
         options.struct_bytes = sizeof(options)
         options.method = method
@@ -648,8 +690,12 @@ cdef class Store:
         if rc:
             fail(&err)
         if not extra:
+            note_namespace(d, ns, rank, self)
             c.ddstore_announce_sigterm()
         raise_pending()
+
+    def _holds_namespace(self):
+        return self.ptr != NULL and not self._freed
 
     cdef int check_open(self) except -1:
         if self._freed or self.ptr == NULL:
@@ -660,9 +706,10 @@ cdef class Store:
         """Releases the store's memory, connections and registered buffers. Local: waits
         for nobody but this process's own running reads. Twice does nothing."""
         cdef c.ddstore_t *ptr = self.ptr
-        self._freed = True
-        if ptr == NULL:
+        if self._freed or ptr == NULL:
+            self._freed = True
             return
+        self._freed = True
         with nogil:
             c.ddstore_free(ptr)
         self._registered.clear()

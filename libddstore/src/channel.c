@@ -183,6 +183,8 @@ ssize_t ddstore__channel_receive(ddstore__channel *ch, struct iovec *iov, size_t
 
 int ddstore__refusal(const ddstore__frame *f, const char *text, ddstore_error *err)
 {
+    if (!*text)
+        text = "no reason was given";
     switch (f->type == DDSTORE__CLOSING ? DDSTORE__S_RUN : f->status) {
     case DDSTORE__S_RUN:
     case DDSTORE__S_SEGMENT:

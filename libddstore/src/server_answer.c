@@ -9,11 +9,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-/* The reader takes one pack while the next is filled. The first one of a long answer is
- * small, since it wakes the reader, which takes as long as to fill a few. */
+/* The reader takes one pack while the next is filled. */
 #define PACK_BYTES (128u << 10)
-#define PACK_FIRST (16u << 10)
-#define PACK_LONG  (64u << 10)
 #define PACK_IOVS  1024
 #define PACK_BELOW (16u << 10) /* mean bytes a run below which packing wins */
 #define IOVS       64
@@ -115,8 +112,7 @@ static int pieces(const ddstore__conn *c, struct iovec *iov, int max, size_t byt
 static size_t fill_pack(const ddstore__conn *c)
 {
     static struct iovec iov[PACK_IOVS]; /* the progress thread's */
-    bool first = c->sent == 0 && c->total > PACK_LONG;
-    int n = pieces(c, iov, PACK_IOVS, first ? PACK_FIRST : PACK_BYTES);
+    int n = pieces(c, iov, PACK_IOVS, PACK_BYTES);
     size_t bytes = 0;
     for (int i = 0; i < n; i++)
         bytes += iov[i].iov_len;

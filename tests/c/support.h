@@ -12,6 +12,7 @@
 
 #include "base.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -193,6 +194,20 @@ static inline void member_stop(const member *m)
     kill(m->pid, SIGSTOP);
     while (waitpid(m->pid, &status, WUNTRACED) < 0 && errno == EINTR)
         ;
+}
+
+/* How many descriptors a process has. */
+static inline int count_fds(pid_t pid)
+{
+    char path[64];
+    int n = 0;
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    DIR *d = opendir(path);
+    CHECK(d);
+    while (readdir(d))
+        n++;
+    closedir(d);
+    return n;
 }
 
 /* -- a test's frame -- */

@@ -4,6 +4,8 @@
 
 #include "rendezvous/exchange_dir.h"
 
+#include <sys/resource.h>
+
 #define ROWS 1000
 #define ROW  100
 
@@ -440,6 +442,39 @@ static void a_full_one_is_asked_again(void **state)
     READS(HONEST, 20, 0, ""); /* it isn't lost */
 }
 
+static void *hold_a_channel(void *arg)
+{
+    uint8_t row[ROW];
+    (void)ddstore_get(var, 0, 1, row, arg);
+    return NULL;
+}
+
+/* One thread waits on the only channel, and the other can have none. */
+static void a_reader_without_descriptors_is_told(void **state)
+{
+    (void)state;
+    struct rlimit before, none;
+    pthread_t thread;
+    ddstore_error others = {0};
+    uint8_t row[ROW];
+    ORDER(fake, HALF);
+    pthread_create(&thread, NULL, hold_a_channel, &others);
+    sleep_ms(300);
+    int lowest = dup(0);
+    close(lowest);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = (rlim_t)lowest;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    fault = (ddstore_error){0};
+    int rc = ddstore_get(var, 0, 1, row, &fault);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    pthread_join(thread, NULL);
+    if (rc != DDSTORE_ESYS || !strstr(fault.message, "ulimit -n") ||
+        !strstr(fault.message, "process 4242 on host farhost"))
+        fail_msg("%d %s", rc, fault.message);
+}
+
 static void nobody_listens_any_more(void **state)
 {
     (void)state;
@@ -530,6 +565,7 @@ int main(void)
         TEST(another_process_is_not_read),
         TEST(a_run_that_is_gone_is_closed),
         TEST(a_full_one_is_asked_again),
+        TEST(a_reader_without_descriptors_is_told),
         TEST(nobody_listens_any_more),
         TEST(waits_are_interrupted),
         TEST(waits_end_when_the_store_is_freed),

@@ -117,6 +117,36 @@ static void killed_while_read_over_tcp(void **state)
     group_end(&g);
 }
 
+static char ended_line[200];
+static pthread_t logged_by;
+
+static void note(void *arg, int level, const char *message)
+{
+    (void)arg, (void)level;
+    if (strstr(message, "ended"))
+        snprintf(ended_line, sizeof(ended_line), "%s", message);
+    logged_by = pthread_self();
+}
+
+/* The progress thread sees it first, and has the test's own thread say so. */
+static void a_death_is_logged(void **state)
+{
+    (void)state;
+    char who[32];
+    group g = group_start(&three);
+    join_by(false, "60");
+    *ended_line = '\0';
+    ddstore_set_logger(note, NULL, DDSTORE_LOG_INFO);
+    snprintf(who, sizeof(who), "process %d on ", g.at[1]->pid);
+    member_kill(g.at[1]);
+    for (int i = 0; i < 200 && !*ended_line; i++)
+        (void)ddstore_log_drain(100);
+    assert_non_null(strstr(ended_line, who));
+    assert_true(pthread_equal(logged_by, pthread_self()));
+    ddstore_set_logger(NULL, NULL, 0);
+    group_end(&g);
+}
+
 /* Children that live on, with nothing of the library's and all else of the parent's. */
 static void have_children(core *c, char what)
 {
@@ -323,6 +353,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(killed_while_read_by_mapping),
         TEST(killed_while_read_over_tcp),
+        TEST(a_death_is_logged),
         TEST(killed_with_living_children),
         TEST(killed_between_reads),
         TEST(killed_before_it_was_ever_read),

@@ -50,12 +50,21 @@ static void many_come_and_go(void **state)
 {
     (void)state;
     group g = group_start(&two);
-    for (int i = 0; i < 20; i++) {
+    int here = 0, there = 0;
+    for (int i = 0; i < 30; i++) {
         store = extra_open(by_tcp, (size_t)i % 2);
         assert_true(all_rows_are(extra_join(store, "v"), &two, SEED));
         ddstore_close(store);
         store = NULL;
+        if (i == 9) {
+            here = count_fds(getpid());
+            there = count_fds(g.at[0]->pid);
+        }
     }
+    assert_int_equal(count_fds(getpid()), here); /* and leave nothing behind */
+    for (int i = 0; i < 100 && count_fds(g.at[0]->pid) > there; i++)
+        sleep_ms(50);
+    assert_true(count_fds(g.at[0]->pid) <= there);
     group_end(&g);
 }
 
@@ -166,6 +175,42 @@ static void a_freed_core_is_closed(void **state)
         CHECK_FAILS(ddstore_get(var, 0, 1, row, &fault), DDSTORE_ECLOSED, "rank 0");
         ddstore_close(store);
         store = NULL;
+    }
+}
+
+static void await_sigterm(core *c, char what)
+{
+    (void)c, (void)what;
+    ddstore_announce_sigterm();
+}
+
+/* SIGTERM: readers are told that the store closes, not that a member was lost. */
+static void sigterm_is_a_proper_end(void **state)
+{
+    (void)state;
+    uint8_t row[100];
+    core_spec spec = two;
+    spec.body = await_sigterm;
+    for (size_t n = 0; n <= 1; n++) {
+        group g = group_start(&spec);
+        ORDER(g.at[1], 's');
+        store = extra_open(by_tcp, n);
+        var = extra_join(store, "v");
+        assert_true(all_rows_are(var, &two, SEED));
+        kill(g.at[1]->pid, SIGTERM);
+        int64_t since = ddstore__now_ns();
+        int rc = 0;
+        while (!rc && seconds_since(since) < 20)
+            rc = ddstore_get(var, 69, 1, row, &fault);
+        assert_int_equal(rc, DDSTORE_ECLOSED);
+        assert_non_null(strstr(fault.message, "rank 1"));
+        int status = member_wait(g.at[1]);
+        assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+        CHECK_FAILS(ddstore_get(var, 69, 1, row, &fault), DDSTORE_ECLOSED, "rank 1");
+        assert_int_equal(ddstore_get(var, 0, 1, row, &fault), 0);
+        ddstore_close(store);
+        store = NULL;
+        group_end(&g);
     }
 }
 
@@ -399,6 +444,7 @@ int main(void)
         TEST(an_extra_member_adds_nothing),
         TEST(deleted_records_are_asked_for),
         TEST(a_freed_core_is_closed),
+        TEST(sigterm_is_a_proper_end),
         TEST(a_new_run_is_joined),
         TEST(a_killed_runs_record_is_not_taken),
         TEST(a_waiting_join_is_interrupted),

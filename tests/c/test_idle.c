@@ -2,8 +2,6 @@
  * does. */
 #include "raw.h"
 
-#include <dirent.h>
-
 static const core_spec one = {
     .size = 1, .rows = {100}, .disp = 1000, .itemsize = 1, .seed = SEED};
 

@@ -2,6 +2,8 @@
  * dropped, and costs the others nothing. */
 #include "raw.h"
 
+#include <sys/resource.h>
+
 #define HEAD 4096 /* in front of a segment's data */
 
 static core_spec spec;
@@ -11,10 +13,20 @@ static ddstore__variable_record record;
 static ddstore *store;
 static ddstore_var *var;
 
-static void add_second(core *c, char what)
+/* 'a': adds a second variable; 'l': has few descriptors from now on; 'm': as many as
+ * before. */
+static void obey(core *c, char what)
 {
-    (void)what;
-    core_add(c, "w", SEED + 5);
+    static struct rlimit before;
+    if (what == 'a') {
+        core_add(c, "w", SEED + 5);
+        return;
+    }
+    if (what == 'l')
+        CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    struct rlimit now = before;
+    now.rlim_cur = what == 'l' ? 40 : before.rlim_cur;
+    CHECK(setrlimit(RLIMIT_NOFILE, &now) == 0);
 }
 
 /* Two runs in one process: who proved one may not read the other. */
@@ -42,7 +54,7 @@ static int begin(void **state)
     int rc = setup(state);
     spec = (core_spec){
         .size = 1, .rows = {2000}, .disp = 1000, .itemsize = 1, .seed = SEED};
-    spec.body = add_second;
+    spec.body = obey;
     next_run = group_fork(&spec);
     runs_member = member_start(two_runs, NULL);
     g = group_start(&spec);
@@ -541,6 +553,36 @@ static void many_connect_at_once(void **state)
         close(fds[i]);
 }
 
+/* Who comes when no descriptor is left is told so, and who was there is served. */
+static void few_descriptors_are_no_silence(void **state)
+{
+    (void)state;
+    static int fds[80];
+    int served = 0, refused = 0;
+    uint8_t hello[64], row[1000];
+    ddstore__frame f;
+    ORDER(g.at[0], 'l');
+    for (size_t i = 0; i < DDSTORE__COUNT(fds); i++) {
+        fds[i] = raw_dial(&record.rank[0].contact);
+        raw_hello_body(hello, record.run, record.rank[0].contact.uid);
+        raw_frame(fds[i], (ddstore__frame){.type = DDSTORE__HELLO, .bytes = 64}, hello,
+                  64);
+        bool answered = raw_head(fds[i], &f);
+        served += answered && f.type == DDSTORE__WELCOME;
+        refused +=
+            answered && f.type == DDSTORE__REFUSED && f.status == DDSTORE__S_BUSY;
+        assert_int_equal(ddstore_get(var, (int64_t)i, 1, row, &fault), 0);
+        assert_true(rows_are(row, (int64_t)i, 1, 1000, SEED));
+    }
+    assert_true(served > 5 && refused > 20 && served + refused == DDSTORE__COUNT(fds));
+    for (size_t i = 0; i < DDSTORE__COUNT(fds); i++)
+        close(fds[i]);
+    ORDER(g.at[0], 'm');
+    ddstore *late = extra_open(by_tcp, 1);
+    assert_true(all_rows_are(extra_join(late, "v"), &spec, SEED));
+    ddstore_close(late);
+}
+
 #undef TEST
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
@@ -568,6 +610,7 @@ int main(void)
         TEST(broken_off_answers_leave_nothing_behind),
         TEST(a_store_freed_in_mid_answer_is_told),
         TEST(many_connect_at_once),
+        TEST(few_descriptors_are_no_silence),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

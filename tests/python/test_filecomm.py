@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from members import Member, Members, environment, raises
 
@@ -150,6 +151,32 @@ def test_arguments(tmp_path: Any) -> None:
         FileComm("a\0b", 0, 1, "x")
     with FileComm(there, 0, 1, "n" * 100) as comm:
         comm.barrier()
+
+
+def use_a_name_twice(m: Member) -> None:
+    """Every rank is told at once; the groups that are there go on."""
+    comm = FileComm(m.dir, m.rank, m.size, "s0")
+    begun = time.monotonic()
+    raises(ValueError, f"rank {m.rank}", "'s0'", "FileComm", call=m.store)
+    store = m.store()  # by now the default is s1
+    raises(
+        ValueError,
+        *(f"rank {m.rank}", "'s1'", "PyDDStore"),
+        call=lambda: FileComm(m.dir + "/../exchange", m.rank, m.size, "s1"),
+    )
+    assert time.monotonic() - begun < 5
+    store.add("x", np.zeros(2))
+    comm.barrier()
+    store.free()
+    with FileComm(m.dir, m.rank, m.size, "s1") as again:
+        again.barrier()
+    comm.barrier()
+    comm.close()
+    m.store(exchange_ns="s0").free()
+
+
+def test_a_namespace_used_twice(members: Members) -> None:
+    members(2, use_a_name_twice)
 
 
 # ---- directories ---------------------------------------------------------------------

@@ -338,6 +338,7 @@ def test_what_a_store_tells(store: Any) -> None:
     assert peer["state"] == "alive"
     assert peer["host"]
     assert set(peer) >= {"provider", "reason"}
+    assert store.core_alive() is True
     assert store.epoch_begin() is None
     assert store.epoch_end() is None
     with pytest.raises(TypeError):

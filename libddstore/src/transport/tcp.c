@@ -224,7 +224,8 @@ static int receive(ddstore__reader *reader, const ddstore__access *access,
 {
     struct iovec iov[IOVS];
     bool head = s->got < DDSTORE__FRAME_BYTES;
-    int flags = !alone ? MSG_DONTWAIT : head ? 0 : MSG_WAITALL;
+    /* A refusal is shorter than what is waited for: it is seen a slice later. */
+    int flags = alone ? MSG_WAITALL : MSG_DONTWAIT;
     ssize_t got = ddstore__channel_receive(s->ch, iov, gather(s, iov), flags);
     if (got < 0)
         return broke(reader, access, s, err);
