@@ -289,8 +289,7 @@ int ddstore__channel_ask(ddstore__peer *peer, const ddstore__ticket *ticket,
         rc = ddstore__channel_acquire(peer, ticket, &left, attempt > 0, &ch, err);
         if (rc)
             return rc;
-        rc =
-            ask_over(ch, &left, request, DDSTORE__FRAME_BYTES + n, data, bytes, err);
+        rc = ask_over(ch, &left, request, DDSTORE__FRAME_BYTES + n, data, bytes, err);
         if (rc && atomic_load(&peer->lost))
             return ddstore__peer_lost_error(peer, err);
         if (rc == DDSTORE_ETIMEDOUT)

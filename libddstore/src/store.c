@@ -109,19 +109,20 @@ static bool only_loopback(const ddstore__contact *c)
     return true;
 }
 
-int ddstore__check_reach(const ddstore *store, const ddstore__contact *contact, int rank,
-                         ddstore_error *err)
+int ddstore__check_reach(const ddstore *store, const ddstore__contact *contact,
+                         int rank, ddstore_error *err)
 {
     const ddstore__process *there = &contact->process;
     const ddstore__process *here = &store->engine->self.process;
-    bool same_network = memcmp(there->boot_id, here->boot_id, 16) == 0 &&
-                        there->net_ns == here->net_ns;
+    bool same_network =
+        memcmp(there->boot_id, here->boot_id, 16) == 0 && there->net_ns == here->net_ns;
     if (same_network || !only_loopback(contact))
         return DDSTORE_OK;
-    return ddstore__fail(err, DDSTORE_EFABRIC,
-                         "rank %d on host %s offers only its loopback address, which no "
-                         "other host reaches: bring a network interface up there",
-                         rank, there->host);
+    return ddstore__fail(
+        err, DDSTORE_EFABRIC,
+        "rank %d on host %s offers only its loopback address, which no "
+        "other host reaches: bring a network interface up there",
+        rank, there->host);
 }
 
 /* Compares rank r's hello with rank 0's. */
@@ -378,7 +379,8 @@ int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *optio
         memcpy(contact + 16, store->access.ticket.secret, 16);
         ddstore__contact_encode(&store->engine->self, contact + 32);
     }
-    /* A member whose settings are bad tells the others, by what could be read of them. */
+    /* A member whose settings are bad tells the others, by what could be read of them.
+     */
     ddstore_comm_file with = *how;
     if (store && with.timeout_s == 0)
         with.timeout_s = store->settings.handshake_timeout_s;
@@ -426,8 +428,7 @@ void ddstore_free(ddstore *store)
         return;
     if (store->comm)
         ddstore_comm_wake(store->comm);
-    ddstore__run *run =
-        store->run ? ddstore__run_find(store->access.ticket.run) : NULL;
+    ddstore__run *run = store->run ? ddstore__run_find(store->access.ticket.run) : NULL;
     if (store->run && store->dir)
         ddstore__unpublish_all(store);
     for (ddstore_var *v = atomic_load(&store->vars); v; v = v->next)

@@ -73,8 +73,8 @@ const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank,
 void ddstore__gathered_free(ddstore__gathered *g);
 
 /* DDSTORE_EFABRIC: that rank can't be reached from here, whatever is tried. */
-int ddstore__check_reach(const ddstore *store, const ddstore__contact *contact, int rank,
-                         ddstore_error *err);
+int ddstore__check_reach(const ddstore *store, const ddstore__contact *contact,
+                         int rank, ddstore_error *err);
 
 /* A variable from what is known of its ranks; not in the store's list yet. */
 int ddstore__var_make(ddstore *store, const ddstore__variable_record *record,

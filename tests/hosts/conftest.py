@@ -20,7 +20,9 @@ NUMBERS = count()
 
 def call(*words: str, check: bool = True) -> str:
     """Runs a program; its output."""
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=30, check=False
+    )
     if check and done.returncode:
         raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
     return done.stdout
@@ -131,8 +133,16 @@ def why_not() -> str:
     name = f"ddt{os.getpid():x}try"
     try:
         call("ip", "netns", "add", name)
-        call("nsenter", f"--net=/run/netns/{name}", "unshare", "--pid", "--uts", "--fork",
-             "--mount-proc", "true")
+        call(
+            "nsenter",
+            f"--net=/run/netns/{name}",
+            "unshare",
+            "--pid",
+            "--uts",
+            "--fork",
+            "--mount-proc",
+            "true",
+        )
     except (OSError, RuntimeError) as exc:
         return f"network namespaces can't be made here: {exc}"
     finally:

@@ -137,7 +137,9 @@ def end_loops():
 
 # A member that forks others, which need no new interpreter. Each runs a function and
 # sends what it tells, line by line; an exception is told as [class, text].
-NURSERY = PRELUDE + """
+NURSERY = (
+    PRELUDE
+    + """
 import ctypes, json, select, signal
 
 class Child:
@@ -194,6 +196,7 @@ def end_all(children):
     for child in children:
         child.end()
 """
+)
 
 
 class MemberError(Exception):
@@ -299,7 +302,9 @@ class Member:
         """SIGSTOP; returns when all its threads stand."""
         self.signal(signal.SIGSTOP)
         pid = self.pid
-        wait_until(lambda: all(state(task) == "T" for task in tasks(pid)), pause_s=0.005)
+        wait_until(
+            lambda: all(state(task) == "T" for task in tasks(pid)), pause_s=0.005
+        )
 
     @staticmethod
     def end(pid: int) -> None:

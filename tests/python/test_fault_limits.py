@@ -9,7 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fault_support import NURSERY, Crew, MemberError, attempt, crew, together, wait_until
+from fault_support import (
+    NURSERY,
+    Crew,
+    MemberError,
+    attempt,
+    crew,
+    together,
+    wait_until,
+)
 
 TCP = {"DDSTORE_FABRIC": "tcp", "DDSTORE_SHM": "0", "DDSTORE_READ_TIMEOUT_S": "5"}
 
@@ -44,7 +52,7 @@ def test_small_dev_shm_does_not_matter(hands: Crew, tmp_path: Path, shm: str) ->
     assert members[0].run("read(range(0, 1024, 7), 4096)") == 1
 
 
-# ---- a full disk ---------------------------------------------------------------------------
+# ---- a full disk ---------------------------------------------------------------------
 
 FULL = """
 def fill(path):
@@ -97,7 +105,7 @@ def test_full_disk_is_named(hands: Crew, tmp_path: Path, when: str) -> None:
     assert any(str(directory) in text for text in texts)
 
 
-# ---- few descriptors -------------------------------------------------------------------------
+# ---- few descriptors -----------------------------------------------------------------
 
 
 @pytest.mark.timeout(90)
@@ -131,9 +139,9 @@ def test_few_descriptors_and_many_connections(
 ) -> None:
     """A hundred threads that read at once where only some can be connected."""
     few = limited("ulimit -n 64")
-    core = hands.core(
-        tmp_path / "h", 1, env=TCP, prefix=few if who == "core" else ()
-    )[0]
+    core = hands.core(tmp_path / "h", 1, env=TCP, prefix=few if who == "core" else ())[
+        0
+    ]
     reader = hands.hire(env=TCP, prefix=few if who == "reader" else ())
     reader.run(f"extra({str(tmp_path / 'h')!r}); read(range(64))")
     reader.run(
@@ -189,7 +197,7 @@ def test_many_readers_connect_at_once(hands: Crew, tmp_path: Path) -> None:
     assert reader.run("[d for d in done if d][:3]") == []
 
 
-# ---- little memory that may be locked ----------------------------------------------------------
+# ---- little memory that may be locked ------------------------------------------------
 
 
 @pytest.mark.timeout(60)
@@ -208,7 +216,7 @@ def test_little_locked_memory(hands: Crew, tmp_path: Path, fabric: str) -> None:
     assert members[0].run("read(range(0, 128, 5), 65536)") == 1
 
 
-# ---- little memory -------------------------------------------------------------------------------
+# ---- little memory -------------------------------------------------------------------
 
 
 @pytest.mark.timeout(60)

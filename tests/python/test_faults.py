@@ -103,7 +103,7 @@ def told(member: Member, key: str) -> dict[str, Any]:
     return answer
 
 
-# ---- members that don't run while they are read from -----------------------------------
+# ---- members that don't run while they are read from ---------------------------------
 
 TIMED_READS = """
 out = np.empty((1, 384), dtype=np.int64)
@@ -220,7 +220,7 @@ def test_reader_that_stops_in_mid_answer_slows_no_other(
     wait_until(lambda: slow.run("done") > 2)
 
 
-# ---- members that are killed ------------------------------------------------------------
+# ---- members that are killed ---------------------------------------------------------
 
 WITHIN_S = {"mapping": 1.0, "tcp": 1.0}
 SLACK_S = 3.0  # for a loaded machine

@@ -1,4 +1,4 @@
-"""Directories that hold what earlier runs left, and groups that meet in the same one."""
+"""Directories that hold what earlier runs left, and groups that meet in one of them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_fifty_restarts_in_one_directory(
     assert len(left) < 40
 
 
-# ---- two groups in one directory ---------------------------------------------------------
+# ---- two groups in one directory -----------------------------------------------------
 
 TWO_GROUPS = """
 def outcome(child):
@@ -130,7 +130,10 @@ def two_groups(dir, rounds, ids, gap_ms, leave=False):
         for g, run in enumerate((2 * i + 1, 2 * i + 2)):
             env = {"DDSTORE_RUN_ID": f"launch{run}"} if ids else {}
             groups.append(cores_of(place, run, **env))
-            time.sleep(random.uniform(0, gap_ms) / 1000)
+            if gap_ms < 0 and g == 0:  # the first has met and serves
+                for one in groups[0]:
+                    expect(one, "ready")
+            time.sleep(random.uniform(0, max(gap_ms, 0)) / 1000)
         everyone = [one for group in groups for one in group]
         try:
             outcomes = [[outcome(one) for one in group] for group in groups]
@@ -168,8 +171,8 @@ def check_two(rounds: list[dict[str, Any]], host: str) -> tuple[int, int]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("ids", "gap_ms", "rounds"),
-    [(True, 0, 2), (False, 0, 5), (False, 200, 1)],
-    ids=["launches", "by-hand", "by-hand-later"],
+    [(True, 0, 2), (False, 0, 5), (False, 100, 2), (False, -1, 1)],
+    ids=["launches", "by-hand", "by-hand-soon", "by-hand-later"],
 )
 def test_two_groups_at_once_never_mix(
     nursery: Member, tmp_path: Path, ids: bool, gap_ms: int, rounds: int
@@ -194,7 +197,7 @@ def test_two_restarts_at_the_same_moment(nursery: Member, tmp_path: Path) -> Non
     assert nursery.run(f"restarts({directory!r}, 500, 2, 'mapping')", 60) == 2
 
 
-# ---- killed while publishing ----------------------------------------------------------------
+# ---- killed while publishing ---------------------------------------------------------
 
 KILLED = """
 NAMES = tuple(f"v{i}" for i in range(12))
@@ -245,7 +248,7 @@ def test_core_killed_while_it_publishes(nursery: Member, tmp_path: Path) -> None
     print(f"\nrecords in the directory at the moment of death: {published}")
 
 
-# ---- files that vanish --------------------------------------------------------------------
+# ---- files that vanish ---------------------------------------------------------------
 
 
 @pytest.mark.timeout(60)
@@ -267,7 +270,8 @@ def test_files_deleted_while_the_core_runs(
         new.run(f"extra({directory!r}); read(range(128))")
         assert new.run("read(range(128))") == 1
     adds = [
-        f'store.add("y", made(2, np.arange({64 * r}, {64 * (r + 1)})))' for r in range(2)
+        f'store.add("y", made(2, np.arange({64 * r}, {64 * (r + 1)})))'
+        for r in range(2)
     ]
     together(cores, adds, 40)
     assert cores[0].run("read(range(128), name='y')") == 2

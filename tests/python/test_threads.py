@@ -40,7 +40,7 @@ def read_in_threads(m: Member) -> None:
         random = np.random.default_rng(1000 * m.rank + thread)
         one, some = np.zeros((1, WIDTH), int), np.zeros((40, WIDTH), int)
         turns = 0
-        while time.monotonic() < begun + 1.5:
+        while time.monotonic() < begun + 1.0:
             name = int(random.integers(3))
             row = int(random.integers(total))
             store.get(f"x{name}", one, row)
@@ -109,7 +109,8 @@ def many_short_threads(m: Member) -> None:
     burst()
     before = files()
     burst()
-    assert files() <= before + 5
+    # Connections are as many as threads met in reading, 20 each way at most, not 200.
+    assert files() <= before + 60, (before, files())
     m.meet("done")
 
 
