@@ -7,25 +7,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PART "path2"
+#define PART  "path2"
+#define TRIES 3 /* until the control holds */
 
-enum { PRODUCT, RAW, WAYS };
+enum { PRODUCT, RAW, CONTROL, WAYS };
 
 static void measure(const bench_context *ctx, const bench_table *table,
                     bench_way product, raw_reads *reads, size_t outstanding)
 {
-    bench_way ways[WAYS] = {product, raw_reads_way(reads, outstanding)};
+    bench_way raw = raw_reads_way(reads, outstanding);
+    bench_way ways[WAYS] = {product, raw, raw};
+    /* After a pause the provider `sockets` takes its time: the first call of a turn
+     * isn't what is asked about. */
+    ways[0].in_a_row = 4;
     size_t batch = outstanding == 1 ? 16 : BATCH;
     double per = outstanding == 1 ? (double)batch : 1;
     bench_dealer dealer;
     bench_turns t;
-    char name[96], note[64];
+    bench_spread score;
+    bool held = false;
+    char name[96], note[160];
     bench_dealer_open(&dealer, (size_t)table->rows, batch);
-    bench_take_turns(ctx, ways, WAYS, &dealer, batch, ROW, 3, &t);
+    for (int i = 0; i < (ctx->quick ? 1 : TRIES) && !held; i++) {
+        bench_take_turns(ctx, ways, WAYS, &dealer, batch, ROW, 3, &t);
+        score = bench_ratio(&t, CONTROL, RAW);
+        held = score.middle >= 0.95 && score.middle <= 1.05;
+    }
     bench_dealer_close(&dealer);
     snprintf(name, sizeof(name), "%s, ofi:%s (C)",
              outstanding == 1 ? "get 3 KB" : "get_batch 128 x 3 KB", ctx->provider);
-    snprintf(note, sizeof(note), "%zu in flight; %zu calls each", outstanding, t.calls);
+    snprintf(note, sizeof(note),
+             "%scontrol %.3f (%.3f-%.3f); %zu in flight; %zu calls each",
+             held ? "" : "VOID: the control is outside 0.95 to 1.05: ", score.middle,
+             score.low, score.high, outstanding, t.calls);
     bench_print(ctx, &(bench_figure){.part = PART,
                                      .name = name,
                                      .unit = "us",
@@ -34,6 +48,7 @@ static void measure(const bench_context *ctx, const bench_table *table,
                                      .reference_what = "us fi_read",
                                      .ratio = bench_ratio(&t, PRODUCT, RAW),
                                      .budget = 1.1,
+                                     .void_run = !held,
                                      .note = note});
 }
 

@@ -1,27 +1,21 @@
-/* Method 2: publishing a variable's record, and joining one as an extra member. */
-#include "store.h"
+/* Method 2, the core: publishing a variable's record, and taking it back. */
+#include "published.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#define GREET_NS   (5 * DDSTORE__S) /* for a run that may be gone */
-#define LOG_NS     (10 * DDSTORE__S)
-#define BACKOFF_NS (250 * DDSTORE__MS)
-#define CLAIMS_NS  DDSTORE__S /* between two times of asking the holders of claims */
-#define KEPT       4          /* peers that a search goes on to ask */
+#define GREET_NS (5 * DDSTORE__S) /* for a run that may be gone */
 
-/* -- publishing -- */
-
-static void file_name(const char *name, char out[300])
+void ddstore__record_name(const char *name, char out[DDSTORE__RECORD_NAME])
 {
     char escaped[256];
     ddstore__escape_name(name, escaped);
-    snprintf(out, 300, "%s.bin", escaped);
+    snprintf(out, DDSTORE__RECORD_NAME, "%s.bin", escaped);
 }
 
 /* Reads and parses a record file. DDSTORE_EKEY: there is none. */
-static int read_record(ddstore__dir *dir, const char *file,
-                       ddstore__variable_record *out, ddstore_error *err)
+int ddstore__record_read(ddstore__dir *dir, const char *file,
+                         ddstore__variable_record *out, ddstore_error *err)
 {
     void *data;
     size_t bytes;
@@ -38,8 +32,7 @@ static int read_record(ddstore__dir *dir, const char *file,
     return DDSTORE_OK;
 }
 
-/* For a sign of life, which is waited for until the deadline at most. */
-static ddstore__patience sign_of_life(const ddstore *store, const ddstore__wait *wait)
+ddstore__patience ddstore__sign_of_life(const ddstore *store, const ddstore__wait *wait)
 {
     ddstore__patience patience = {GREET_NS, wait->closed, .probe = true};
     int64_t left = wait->deadline_ns - ddstore__now_ns();
@@ -51,11 +44,11 @@ static ddstore__patience sign_of_life(const ddstore *store, const ddstore__wait 
 }
 
 /* Whether core rank 0 of the record's run answers. */
-static int greet(const ddstore *store, const ddstore__variable_record *record,
-                 const ddstore__wait *wait, ddstore_error *err)
+int ddstore__record_greet(const ddstore *store, const ddstore__variable_record *record,
+                          const ddstore__wait *wait, ddstore_error *err)
 {
     ddstore__ticket ticket = store->access.ticket;
-    ddstore__patience patience = sign_of_life(store, wait);
+    ddstore__patience patience = ddstore__sign_of_life(store, wait);
     memcpy(ticket.run, record->run, 16);
     memcpy(ticket.secret, record->secret, 16);
     ddstore__peer *peer =
@@ -73,14 +66,15 @@ static int check_free(ddstore *store, const char *file, const char *name,
                       ddstore_error *err)
 {
     ddstore__variable_record old;
-    int rc = read_record(store->dir, file, &old, err);
+    int rc = ddstore__record_read(store->dir, file, &old, err);
     if (rc == DDSTORE_EKEY || rc == DDSTORE_EINVAL)
         return DDSTORE_OK;
     if (rc)
         return rc;
     if (!ddstore__same16(old.run, store->access.ticket.run) &&
-        greet(store, &old, &(ddstore__wait){DDSTORE__FOREVER, &store->closed}, NULL) ==
-            DDSTORE_OK)
+        ddstore__record_greet(store, &old,
+                              &(ddstore__wait){DDSTORE__FOREVER, &store->closed},
+                              NULL) == DDSTORE_OK)
         rc = ddstore__fail(
             err, DDSTORE_ECONFLICT,
             "variable %s is published in %s already, by process %u on host %s "
@@ -95,9 +89,9 @@ static int check_free(ddstore *store, const char *file, const char *name,
 int ddstore__publish(ddstore *store, const ddstore__variable_record *record,
                      ddstore_error *err)
 {
-    char file[300];
+    char file[DDSTORE__RECORD_NAME];
     ddstore__buffer b = {0};
-    file_name(record->name, file);
+    ddstore__record_name(record->name, file);
     int rc = ddstore__comm_may_publish(store->comm, err);
     if (!rc)
         rc = check_free(store, file, record->name, err);
@@ -124,361 +118,12 @@ void ddstore__unpublish_all(ddstore *store)
         return;
     for (ddstore_var *v = atomic_load(&store->vars); v; v = v->next) {
         ddstore__variable_record record;
-        char file[300];
-        file_name(v->name, file);
-        if (read_record(store->dir, file, &record, NULL))
+        char file[DDSTORE__RECORD_NAME];
+        ddstore__record_name(v->name, file);
+        if (ddstore__record_read(store->dir, file, &record, NULL))
             continue;
         if (ddstore__same16(record.run, store->access.ticket.run))
             (void)ddstore__dir_remove(store->dir, file);
         ddstore__record_free(&record);
     }
-}
-
-/* -- joining -- */
-
-struct search {
-    ddstore *store;
-    const char *name;
-    char file[300];
-    char seen[1024]; /* what was found instead, for the log and the error */
-    ddstore__wait wait;
-    int64_t claims_ns;         /* when claims are asked next */
-    ddstore__peer *kept[KEPT]; /* so that their channels last to the next look */
-    unsigned n_kept;
-};
-
-/* Takes over the caller's reference. */
-static void keep(struct search *s, ddstore__peer *peer)
-{
-    ddstore__peer **slot = &s->kept[s->n_kept++ % KEPT];
-    ddstore__peer_put(*slot);
-    *slot = peer;
-}
-
-static void keep_none(struct search *s)
-{
-    for (unsigned i = 0; i < KEPT; i++)
-        ddstore__peer_put(s->kept[i]);
-}
-
-static int check_record(struct search *s, const ddstore__variable_record *r,
-                        ddstore_error *err)
-{
-    if (strcmp(r->name, s->name) != 0) {
-        snprintf(s->seen, sizeof(s->seen), "%s holds variable %.200s", s->file,
-                 r->name);
-        return DDSTORE_EKEY;
-    }
-    if (s->store->n_core && s->store->n_core != r->ranks)
-        return ddstore__fail(
-            err, DDSTORE_EINVAL,
-            "n_core is %d, and the core group of variable %s has %d ranks",
-            s->store->n_core, s->name, r->ranks);
-    ddstore_error why;
-    keep(s, ddstore__peer_get(&r->rank[0].contact, s->store->engine->self.uid));
-    int rc = ddstore__check_reach(s->store, &r->rank[0].contact, 0, &why);
-    if (!rc)
-        rc = greet(s->store, r, &s->wait, &why);
-    if (rc == DDSTORE_EINTR ||
-        (rc == DDSTORE_ECLOSED && atomic_load(&s->store->closed)))
-        return ddstore__fail(err, rc, "%s", why.message);
-    if (rc) {
-        snprintf(s->seen, sizeof(s->seen),
-                 "%s is of a run that doesn't answer (%.300s)", s->file, why.message);
-        return DDSTORE_EKEY;
-    }
-    for (int i = 1; !rc && i < r->ranks; i++)
-        rc = ddstore__check_reach(s->store, &r->rank[i].contact, i, err);
-    return rc;
-}
-
-/* Asks a claim's holder for the record of the name. */
-static int ask_claim(struct search *s, const ddstore__claim *claim,
-                     ddstore__variable_record *out)
-{
-    const uint8_t *p = claim->contact;
-    ddstore__contact contact;
-    ddstore__ticket ticket = s->store->access.ticket;
-    ddstore__patience patience = sign_of_life(s->store, &s->wait);
-    uint8_t *data;
-    size_t bytes;
-    if (claim->contact_bytes != DDSTORE__CLAIM_CONTACT ||
-        !ddstore__contact_decode(p + 32, DDSTORE__CONTACT_BYTES, &contact))
-        return DDSTORE_EKEY;
-    memcpy(ticket.run, p, 16);
-    memcpy(ticket.secret, p + 16, 16);
-    ddstore__peer *peer = ddstore__peer_get(&contact, s->store->engine->self.uid);
-    if (!peer)
-        return DDSTORE_ENOMEM;
-    ddstore_error why;
-    int rc = ddstore__channel_ask(peer, &ticket, &patience, DDSTORE__RECORD, s->name,
-                                  &data, &bytes, &why);
-    keep(s, peer);
-    if (rc) {
-        snprintf(s->seen, sizeof(s->seen), "group %s of process %u on host %s: %.300s",
-                 claim->ns, claim->holder.pid, claim->holder.host, why.message);
-        return rc;
-    }
-    rc = ddstore__record_decode(data, bytes, out);
-    free(data);
-    if (rc)
-        ddstore__record_free(out);
-    return rc;
-}
-
-static int ask_claims(struct search *s, ddstore__variable_record *out,
-                      ddstore_error *err)
-{
-    ddstore__claim *claims;
-    size_t n;
-    int rc = ddstore__claims_read(ddstore__dir_path(s->store->dir), &claims, &n, err);
-    if (rc)
-        return rc;
-    rc = DDSTORE_EKEY;
-    for (size_t i = 0; i < n && rc; i++)
-        if (ddstore__process_alive(&claims[i].holder) != 0)
-            rc = ask_claim(s, &claims[i], out);
-    ddstore__claims_free(claims, n);
-    return rc ? DDSTORE_EKEY : DDSTORE_OK;
-}
-
-/* One look. DDSTORE_EKEY: not yet. */
-static int look(struct search *s, ddstore__variable_record *out, ddstore_error *err)
-{
-    ddstore *store = s->store;
-    if (!store->dir) {
-        const char *path = store->extra_dir;
-        int rc = ddstore__dir_open(path, false, &store->dir, err);
-        if (rc == DDSTORE_EKEY)
-            snprintf(s->seen, sizeof(s->seen), "the directory isn't there");
-        if (rc)
-            return rc;
-    }
-    ddstore_error why;
-    ddstore__dir_refresh(store->dir);
-    int rc = read_record(store->dir, s->file, out, &why);
-    if (rc == DDSTORE_OK) {
-        rc = check_record(s, out, err);
-        if (rc != DDSTORE_EKEY)
-            return rc;
-        ddstore__record_free(out);
-    } else if (rc == DDSTORE_EKEY) {
-        snprintf(s->seen, sizeof(s->seen), "there is no %s", s->file);
-    } else {
-        snprintf(s->seen, sizeof(s->seen), "%.400s", why.message);
-    }
-    if (ddstore__now_ns() < s->claims_ns)
-        return DDSTORE_EKEY;
-    s->claims_ns = ddstore__now_ns() + CLAIMS_NS;
-    rc = ask_claims(s, out, err);
-    return rc ? rc : check_record(s, out, err);
-}
-
-/* 0, or why the wait ended. */
-static int rest(const struct search *s, int64_t ns, ddstore_error *err)
-{
-    int64_t until = ddstore__now_ns() + ns;
-    for (;;) {
-        int rc = ddstore__wait_check(&s->wait, err);
-        int64_t left = until - ddstore__now_ns();
-        if (rc || left <= 0)
-            return rc;
-        ddstore__sleep_ns(left < 100 * DDSTORE__MS ? left : 100 * DDSTORE__MS);
-    }
-}
-
-static int search_record(struct search *s, ddstore__variable_record *out,
-                         ddstore_error *err)
-{
-    int64_t pause = DDSTORE__MS, next_log = ddstore__now_ns() + LOG_NS;
-    for (;;) {
-        int rc = look(s, out, err);
-        if (rc != DDSTORE_EKEY)
-            return rc;
-        ddstore__record_free(out);
-        rc = rest(s, pause, err);
-        if (rc == DDSTORE_ETIMEDOUT)
-            return ddstore__fail(
-                err, rc,
-                "no living core group published variable %s in %s within "
-                "%g s (DDSTORE_HANDSHAKE_TIMEOUT_S): %s",
-                s->name, s->store->extra_dir, s->store->settings.handshake_timeout_s,
-                s->seen);
-        if (rc)
-            return rc;
-        if (ddstore__now_ns() >= next_log) {
-            next_log += LOG_NS;
-            ddstore__log(DDSTORE_LOG_WARN, "join of variable %s waits in %s: %s",
-                         s->name, s->store->extra_dir, s->seen);
-        }
-        pause = pause * 2 < BACKOFF_NS ? pause * 2 : BACKOFF_NS;
-    }
-}
-
-/* Whether a variable joined before is of the same run and segments. */
-static bool is_same(const ddstore_var *var, const ddstore__variable_record *r)
-{
-    if (!var || var->ranks != r->ranks ||
-        !ddstore__same16(var->access.ticket.run, r->run))
-        return false;
-    for (int i = 0; i < r->ranks; i++)
-        if (var->part[i].at.id != r->rank[i].at.id)
-            return false;
-    return true;
-}
-
-static int take_peers(ddstore *store, const ddstore__variable_record *r,
-                      ddstore_error *err)
-{
-    ddstore__peer **peer = calloc((size_t)r->ranks, sizeof(*peer));
-    if (!peer)
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %d peers", r->ranks);
-    for (int i = 0; i < r->ranks; i++)
-        peer[i] = ddstore__peer_get(&r->rank[i].contact, store->engine->self.uid);
-    pthread_mutex_lock(&store->lock);
-    ddstore__peer **old = store->peer;
-    int n_old = store->n_peers;
-    store->peer = peer;
-    store->n_peers = store->size = r->ranks;
-    pthread_mutex_unlock(&store->lock);
-    for (int i = 0; i < n_old; i++)
-        ddstore__peer_put(old[i]);
-    free(old);
-    return DDSTORE_OK;
-}
-
-static int check_provider(const ddstore *store, const ddstore__variable_record *r,
-                          ddstore_error *err)
-{
-    const char *mine =
-        store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "";
-    const char *theirs = r->rank[0].contact.provider;
-    if (!store->access.ofi || strcmp(mine, theirs) == 0)
-        return DDSTORE_OK;
-    return ddstore__fail(err, DDSTORE_EFABRIC,
-                         "this member uses \"%s\" and the core group \"%s\": set "
-                         "DDSTORE_FABRIC alike",
-                         mine, *theirs ? theirs : "tcp");
-}
-
-static int join(ddstore *store, const char *name, ddstore_var **out, ddstore_error *err)
-{
-    ddstore__variable_record record = {0};
-    int rc = ddstore__store_usable(store, err);
-    if (!rc && store->comm)
-        rc = ddstore__fail(err, DDSTORE_EINVAL,
-                           "join is for extra members: this store is "
-                           "of a core group, which adds variables");
-    if (!rc)
-        rc = ddstore__check_name(name, err);
-    if (rc)
-        return rc;
-    struct search s = {
-        .store = store,
-        .name = name,
-        .wait = {ddstore__after_s(store->settings.handshake_timeout_s), &store->closed},
-    };
-    file_name(name, s.file);
-    rc = search_record(&s, &record, err);
-    keep_none(&s);
-    if (!rc)
-        rc = check_provider(store, &record, err);
-    ddstore_var *var = ddstore_find(store, name);
-    if (!rc && !is_same(var, &record)) {
-        ddstore__ticket ticket = store->access.ticket;
-        memcpy(ticket.run, record.run, 16);
-        memcpy(ticket.secret, record.secret, 16);
-        rc = ddstore__var_make(store, &record, &ticket, &var, err);
-        if (!rc)
-            rc = take_peers(store, &record, err);
-        if (!rc)
-            ddstore__var_enter(store, var);
-    }
-    if (!rc) {
-        pthread_mutex_lock(&store->lock);
-        store->core_ticket = var->access.ticket;
-        pthread_mutex_unlock(&store->lock);
-        if (out)
-            *out = var;
-    }
-    ddstore__record_free(&record);
-    return rc;
-}
-
-int ddstore_join(ddstore *store, const char *name, ddstore_var **out,
-                 ddstore_error *err)
-{
-    ddstore__reader *reader = ddstore__reader_enter(store);
-    if (!reader)
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory to join a variable");
-    int rc = join(store, name, out, err);
-    ddstore__reader_leave(reader); /* freeing the store waits for it */
-    return rc;
-}
-
-/* -- how peers are reached -- */
-
-int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out)
-{
-    pthread_mutex_lock(&store->lock);
-    bool known = i >= 0 && i < store->n_peers && store->peer[i];
-    if (known) {
-        const ddstore__peer *p = store->peer[i];
-        bool mapped = p->self || (store->access.map && p->mappable);
-        *out = (ddstore_peer_info){.rank = i, .pid = p->contact.process.pid};
-        snprintf(out->host, sizeof(out->host), "%s", p->contact.process.host);
-        snprintf(out->path, sizeof(out->path), "%s",
-                 p->self             ? "self"
-                 : mapped            ? "local"
-                 : store->access.ofi ? "rdma"
-                                     : "tcp");
-        snprintf(out->provider, sizeof(out->provider), "%s",
-                 mapped              ? "mapping"
-                 : store->access.ofi ? ddstore__ofi_provider(store->access.ofi)
-                                     : "tcp");
-        snprintf(out->reason, sizeof(out->reason), "%s",
-                 mapped || store->access.map ? p->why : "DDSTORE_SHM=0");
-        snprintf(out->state, sizeof(out->state), "%s",
-                 atomic_load(&p->lost) ? "lost" : "alive");
-    }
-    pthread_mutex_unlock(&store->lock);
-    return known ? DDSTORE_OK : DDSTORE_EINDEX;
-}
-
-/* A core rank 0 to ask, with a reference; NULL: one of the core ranks is lost already.
- */
-static ddstore__peer *core_to_ask(ddstore *store, ddstore__ticket *ticket)
-{
-    ddstore__peer *first = NULL;
-    pthread_mutex_lock(&store->lock);
-    bool lost = false;
-    for (int i = 0; i < store->n_peers; i++)
-        lost |= atomic_load(&store->peer[i]->lost) != 0;
-    if (!lost && store->n_peers)
-        first = ddstore__peer_get(&store->peer[0]->contact, store->engine->self.uid);
-    *ticket = store->comm ? store->access.ticket : store->core_ticket;
-    pthread_mutex_unlock(&store->lock);
-    return first;
-}
-
-int ddstore_core_alive(ddstore *store, int *alive, ddstore_error *err)
-{
-    *alive = 0;
-    int rc = ddstore__store_usable(store, err);
-    if (rc)
-        return rc;
-    if (!store->n_peers)
-        return ddstore__fail(err, DDSTORE_EINVAL, "no variable was joined yet");
-    ddstore__ticket ticket;
-    ddstore_error why;
-    ddstore__peer *first = core_to_ask(store, &ticket);
-    if (!first)
-        return DDSTORE_OK;
-    rc = ddstore__channel_ask(first, &ticket, &store->access.patience, DDSTORE__PING,
-                              NULL, NULL, NULL, &why);
-    ddstore__peer_put(first);
-    if (rc == DDSTORE_EINTR || (rc && atomic_load(&store->closed)))
-        return ddstore__fail(err, rc, "%s", why.message);
-    *alive = rc == DDSTORE_OK;
-    return DDSTORE_OK;
 }

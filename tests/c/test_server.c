@@ -441,12 +441,14 @@ static void idle_strangers_keep_nobody_out(void **state)
         assert_int_equal(ddstore_get(var, i, 1, row, &fault), 0);
         assert_true(rows_are(row, i, 1, 1000, SEED));
     }
+    int64_t since = ddstore__now_ns();
     ddstore *late = extra_open(by_tcp, 1); /* and so is who comes now */
     ddstore_var *seen = extra_join(late, "v");
     for (int64_t i = 0; i < 50; i++) {
         assert_int_equal(ddstore_get(seen, i, 1, row, &fault), 0);
         assert_true(rows_are(row, i, 1, 1000, SEED));
     }
+    assert_true(seconds_since(since) < 8); /* before the strangers' time is over */
     ddstore_close(late);
     int fd = raw_open(&record, 0);
     raw_ping(fd);

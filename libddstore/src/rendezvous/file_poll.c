@@ -152,19 +152,39 @@ static int wrong_size(const ddstore__file *f, const ddstore__claim_image *claim,
         claim->holder.pid, claim->size);
 }
 
+static int is_of_met(void *arg, const char *text)
+{
+    const uint8_t *run = arg;
+    ddstore__exchange_name name;
+    return ddstore__exchange_name_parse(text, &name) &&
+           (name.type == DDSTORE__X_COMMIT || name.type == DDSTORE__X_STEP) &&
+           memcmp(name.run, run, 16) == 0;
+}
+
+/* Whether the holder's group has met, that is without this member: another group of no
+ * identity of its own, or of the same. */
+static bool has_met(ddstore__file *f, const ddstore__claim_image *claim)
+{
+    uint8_t run[16];
+    memcpy(run, claim->nonce, 16);
+    return ddstore__dir_scan(f->out, is_of_met, run, NULL) == 1;
+}
+
 static int judge_unmet(ddstore__poll *p, const ddstore__claim_image *claim,
                        ddstore_error *err)
 {
     ddstore__file *f = p->f;
-    bool foreign = strcmp(claim->identity, f->identity) != 0;
+    bool foreign = strcmp(claim->identity, f->identity) != 0 || has_met(f, claim);
     if (!holder_lives(p, claim)) {
         p->foreign_since = 0;
         return DDSTORE_OK;
     }
     if (!foreign && claim->size != (uint32_t)f->base.size)
         return wrong_size(f, claim, err);
-    if (!foreign)
+    if (!foreign) {
+        p->foreign_since = 0;
         return DDSTORE_OK;
+    }
     /* Rank 0 of this launch meets with the same refusal; but a group that is just
      * ending may still be about. */
     int64_t now = ddstore__now_ns();

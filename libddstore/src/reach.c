@@ -1,0 +1,69 @@
+/* How the core ranks are reached, and whether they still serve. */
+#include "store.h"
+
+#include <stdio.h>
+
+int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out)
+{
+    pthread_mutex_lock(&store->lock);
+    bool known = i >= 0 && i < store->n_peers && store->peer[i];
+    if (known) {
+        const ddstore__peer *p = store->peer[i];
+        bool mapped = p->self || (store->access.map && p->mappable);
+        *out = (ddstore_peer_info){.rank = i, .pid = p->contact.process.pid};
+        snprintf(out->host, sizeof(out->host), "%s", p->contact.process.host);
+        snprintf(out->path, sizeof(out->path), "%s",
+                 p->self             ? "self"
+                 : mapped            ? "local"
+                 : store->access.ofi ? "rdma"
+                                     : "tcp");
+        snprintf(out->provider, sizeof(out->provider), "%s",
+                 mapped              ? "mapping"
+                 : store->access.ofi ? ddstore__ofi_provider(store->access.ofi)
+                                     : "tcp");
+        snprintf(out->reason, sizeof(out->reason), "%s",
+                 mapped || store->access.map ? p->why : "DDSTORE_SHM=0");
+        snprintf(out->state, sizeof(out->state), "%s",
+                 atomic_load(&p->lost) ? "lost" : "alive");
+    }
+    pthread_mutex_unlock(&store->lock);
+    return known ? DDSTORE_OK : DDSTORE_EINDEX;
+}
+
+/* A core rank 0 to ask, with a reference; NULL: one of the core ranks is lost already.
+ */
+static ddstore__peer *core_to_ask(ddstore *store, ddstore__ticket *ticket)
+{
+    ddstore__peer *first = NULL;
+    pthread_mutex_lock(&store->lock);
+    bool lost = false;
+    for (int i = 0; i < store->n_peers; i++)
+        lost |= atomic_load(&store->peer[i]->lost) != 0;
+    if (!lost && store->n_peers)
+        first = ddstore__peer_get(&store->peer[0]->contact, store->engine->self.uid);
+    *ticket = store->comm ? store->access.ticket : store->core_ticket;
+    pthread_mutex_unlock(&store->lock);
+    return first;
+}
+
+int ddstore_core_alive(ddstore *store, int *alive, ddstore_error *err)
+{
+    *alive = 0;
+    int rc = ddstore__store_usable(store, err);
+    if (rc)
+        return rc;
+    if (!store->n_peers)
+        return ddstore__fail(err, DDSTORE_EINVAL, "no variable was joined yet");
+    ddstore__ticket ticket;
+    ddstore_error why;
+    ddstore__peer *first = core_to_ask(store, &ticket);
+    if (!first)
+        return DDSTORE_OK;
+    rc = ddstore__channel_ask(first, &ticket, &store->access.patience, DDSTORE__PING,
+                              NULL, NULL, NULL, &why);
+    ddstore__peer_put(first);
+    if (rc == DDSTORE_EINTR || (rc && atomic_load(&store->closed)))
+        return ddstore__fail(err, rc, "%s", why.message);
+    *alive = rc == DDSTORE_OK;
+    return DDSTORE_OK;
+}

@@ -1,0 +1,523 @@
+# The store: its handle, its variables and its reads.
+
+cdef _Variable make_variable(c.ddstore_var *ptr, str name, row_shape):
+    cdef c.ddstore_var_info info
+    cdef _Variable v = _Variable.__new__(_Variable)
+    c.ddstore_info(ptr, &info)
+    v.ptr = ptr
+    v.name = name
+    v.text = info.dtype.decode()
+    v.dtype = v.accepted = dtype_of_text(v.text)
+    v.row_shape = row_shape
+    v.total, v.local_rows = info.total_rows, info.local_rows
+    v.disp, v.row_bytes, v.itemsize = info.disp, info.row_bytes, info.itemsize
+    return v
+
+
+cdef class _View:
+    """Keeps a shard mapped while arrays look at it."""
+
+    cdef c.ddstore_view *ptr
+    cdef void *data
+    cdef uint64_t nbytes
+    cdef bint writable
+    cdef object __weakref__
+
+    def __dealloc__(self):
+        cdef c.ddstore_view *ptr = self.ptr
+        with nogil:
+            c.ddstore_view_close(ptr)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        if flags & PyBUF_WRITABLE and not self.writable:
+            raise BufferError("the rows of add() are read-only; update() overwrites them")
+        buffer.buf = self.data
+        buffer.obj = self
+        buffer.len = self.nbytes
+        buffer.readonly = not self.writable
+        buffer.itemsize = 1
+        buffer.format = b"B"
+        buffer.ndim = 1
+        buffer.shape = <Py_ssize_t *>&self.nbytes
+        buffer.strides = &buffer.itemsize
+        buffer.suboffsets = NULL
+        buffer.internal = NULL
+
+
+cdef inline double seconds() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return t.tv_sec + t.tv_nsec * 1e-9
+
+
+# Destinations in which a broken-off read may still put bytes, whatever becomes of the
+# store: the library says so in its message. They are never given back.
+_kept = []
+cdef const char *KEPT = b"bytes may still arrive in the destination"
+
+
+cdef class Store:
+    """A store's handle and its reads. PyDDStore adds the ways to open one."""
+
+    cdef c.ddstore_t *ptr
+    cdef dict _vars
+    cdef dict _registered
+    cdef bint _freed
+    cdef bint _profile
+    cdef uint64_t _py_gets
+    cdef double _py_get
+    cdef readonly int method
+    cdef readonly int rank
+    cdef object __weakref__
+
+    def __cinit__(self, *args, **kwargs):
+        self._vars = {}
+        self._registered = {}
+        self._freed = False
+        self.rank = -1
+
+    def __dealloc__(self):
+        cdef c.ddstore_t *ptr = self.ptr
+        self.ptr = NULL
+        if ptr != NULL:
+            with nogil:
+                c.ddstore_close(ptr)
+
+    # -- opening and freeing --
+
+    def _open(self, int method, str dir, ns, rank, size, int n_core, nic_map):
+        """rank None: an extra member."""
+        cdef c.ddstore_options options
+        cdef c.ddstore_comm_file how
+        cdef c.ddstore_setting given[1]
+        cdef c.ddstore_error err
+        cdef int rc
+        cdef bint extra = rank is None
+        cdef bytes d = dir.encode("utf-8", "surrogateescape")
+        cdef bytes n = b"" if ns is None else ns.encode()
+        cdef bytes m = b"" if nic_map is None else nic_map.encode()
+        if self.ptr != NULL or self._freed:
+            raise ValueError("this store was opened before: make another")
+        if b"\0" in d or b"\0" in n or b"\0" in m:
+            raise ValueError("handshake_dir, exchange_ns and nic_map must not hold NUL")
+        if not extra:
+            check_namespace(d, ns, rank)
+        memset(&options, 0, sizeof(options))
+        options.struct_bytes = sizeof(options)
+        options.method = method
+        options.handshake_dir, options.exchange_ns = d, n
+        options.n_core = n_core
+        if nic_map is not None:
+            given[0].name, given[0].value = b"DDSTORE_NIC_MAP", m
+            options.settings, options.n_settings = given, 1
+        self.method = method
+        set_log_level()
+        _start_log_thread()
+        self._profile = setting("DDSTORE_PROFILE") == "1"
+        if extra:
+            with nogil:
+                rc = c.ddstore_open_extra(&options, &self.ptr, &err)
+        else:
+            self.rank = rank
+            how.dir, how.ns = d, n
+            how.rank, how.size, how.timeout_s = rank, size, 0
+            with nogil:
+                rc = c.ddstore_open_file(&how, &options, &self.ptr, &err)
+        if rc:
+            fail(&err)
+        if not extra:
+            note_namespace(d, ns, rank, self)
+            c.ddstore_announce_sigterm()
+        raise_pending()
+
+    def _holds_namespace(self):
+        return self.ptr != NULL and not self._freed
+
+    cdef int check_open(self) except -1:
+        if self._freed or self.ptr == NULL:
+            raise StoreClosedError("the store was freed")
+        return 0
+
+    def free(self):
+        """Releases the store's memory, connections and registered buffers. Local: waits
+        for nobody but this process's own running reads. Twice does nothing."""
+        cdef c.ddstore_t *ptr = self.ptr
+        if self._freed or ptr == NULL:
+            self._freed = True
+            return
+        self._freed = True
+        with nogil:
+            c.ddstore_free(ptr)
+        self._registered.clear()
+
+    def __enter__(self):
+        self.check_open()
+        return self
+
+    def __exit__(self, *exc):
+        self.free()
+
+    def __reduce__(self):
+        raise TypeError("a store can't be sent to another process: open one there")
+
+    # -- variables --
+
+    cdef _Variable find(self, name):
+        cdef object v
+        if self._freed:
+            raise StoreClosedError("the store was freed")
+        v = self._vars.get(name)
+        if v is None:
+            known = ", ".join(sorted(self._vars)) or "none"
+            raise KeyError(f"no variable named {name!r}; known: {known}")
+        return <_Variable>v
+
+    cdef int add_failed(self, name, exc) except -1:
+        """Takes part in the others' call with this rank's failure; raises what all do."""
+        cdef c.ddstore_error why, err
+        cdef bytes n = b"?", text
+        cdef const char *name_text
+        if isinstance(name, str):
+            n = name.encode("utf-8", "replace").replace(b"\0", b"?") or b"?"
+        code, words = code_and_text(exc)
+        text = words.encode("utf-8", "replace")
+        name_text = n
+        memset(&why, 0, sizeof(why))
+        why.code = code
+        strncpy(why.message, text, sizeof(why.message) - 1)
+        with nogil:
+            c.ddstore_add_failed(self.ptr, name_text, &why, &err)
+        return fail(&err)
+
+    cdef int enter(self, str name, c.ddstore_shard *shard, row_shape) except -1:
+        cdef c.ddstore_var *var = NULL
+        cdef c.ddstore_error err
+        cdef int rc
+        cdef bytes n = name.encode()
+        cdef const char *name_text = n
+        with nogil:
+            rc = c.ddstore_add(self.ptr, name_text, shard, &var, &err)
+        if rc:
+            fail(&err)
+        self._vars[name] = make_variable(var, name, row_shape)
+        return raise_pending()
+
+    def add(self, name, arr):
+        """Adds this rank's rows of a new variable. Collective: every rank calls it with
+        the same name; global rows are the ranks' rows in rank order.
+
+        name: text of 1 to 1,024 bytes of UTF-8. arr: array, tensor or buffer of shape
+        (rows, ...), copied; dtype and the number of elements a row agree on all ranks
+        that have rows. A bad argument on one rank raises on every rank.
+        """
+        cdef c.ddstore_shard shard
+        cdef bytes text
+        self.check_open()
+        self.check_core("add")
+        try:
+            name = checked_name(name)
+            array, dtype = source_array(arr)
+            text = dtype.encode()
+        except Exception as exc:
+            self.add_failed(name, exc)
+        shard.rows = array.shape[0]
+        shard.disp = row_elements(array.shape)
+        shard.itemsize = array.dtype.itemsize
+        shard.dtype = text
+        shard.data = cnp.PyArray_DATA(<cnp.ndarray>array)
+        self.enter(name, &shard, array.shape[1:])
+
+    def init(self, name, nrows, disp, itemsize=1):
+        """Makes a variable of zeros to be filled by update() or view(). Collective.
+
+        nrows: rows of this rank; disp: elements a row; itemsize: bytes an element. The
+        variable is untyped: arrays of any dtype of that size may read and write it.
+        """
+        cdef c.ddstore_shard shard
+        self.check_open()
+        self.check_core("init")
+        memset(&shard, 0, sizeof(shard))
+        try:
+            name = checked_name(name)
+            shard.rows = checked_count(nrows, "nrows", 0, 2**63 - 1)
+            shard.disp = checked_count(disp, "disp", 0, 2**61)
+            shard.itemsize = checked_count(itemsize, "itemsize", 1, 2**32 - 1)
+        except Exception as exc:
+            self.add_failed(name, exc)
+        self.enter(name, &shard, None)
+
+    cdef int check_core(self, str what) except -1:
+        if self.rank < 0:
+            raise ValueError(f"an extra member reads variables; {what}() is for the core")
+        return 0
+
+    def join(self, name):
+        """Extra member: waits up to DDSTORE_HANDSHAKE_TIMEOUT_S until a living core group
+        publishes the variable, which can then be read. Joining again takes the record of
+        a new run. Raises HandshakeTimeout, which says what was seen."""
+        cdef c.ddstore_var *var = NULL
+        cdef c.ddstore_error err
+        cdef int rc
+        cdef bytes n
+        self.check_open()
+        name = checked_name(name)
+        n = name.encode()
+        cdef const char *name_text = n
+        with nogil:
+            rc = c.ddstore_join(self.ptr, name_text, &var, &err)
+        if rc:
+            fail(&err)
+        self._vars[name] = make_variable(var, name, None)
+        raise_pending()
+
+    def names(self):
+        """The names of the variables, in order of creation."""
+        self.check_open()
+        return list(self._vars)
+
+    def info(self, name):
+        """(total_rows, disp, itemsize): rows over all ranks, elements a row, bytes an
+        element."""
+        cdef _Variable v = self.find(name)
+        return (v.total, v.disp, v.itemsize)
+
+    def dtype(self, name):
+        """The variable's dtype; None: untyped bytes (made by init()), or bfloat16 without
+        ml_dtypes."""
+        return self.find(name).dtype
+
+    @property
+    def nbytes(self):
+        """Bytes of all rows of all variables, over all ranks."""
+        cdef _Variable v
+        self.check_open()
+        total = 0
+        for v in self._vars.values():
+            total += v.total * int(v.row_bytes)
+        return total
+
+    @property
+    def size(self):
+        """Number of core ranks; 0: an extra member that has joined nothing yet."""
+        return 0 if self.ptr == NULL else c.ddstore_size(self.ptr)
+
+    def update(self, name, arr, offset):
+        """Overwrites rows of this rank's shard from row `offset` (in the shard) on. Local.
+        A read that runs at the same time may see a mix of old and new bytes; one that
+        begins afterwards sees the new ones. Raises IndexError and writes nothing where
+        the rows don't all lie in the shard."""
+        cdef _Variable v = self.find(name)
+        cdef c.ddstore_error err
+        cdef int rc
+        array, text = source_array(arr)
+        check_dtype(v, array.dtype, text)
+        check_row(v, array)
+        cdef int64_t rows = array.shape[0]
+        cdef int64_t row = row_number(offset, "offset", v, v.local_rows)
+        cdef const void *data = cnp.PyArray_DATA(<cnp.ndarray>array)
+        with nogil:
+            rc = c.ddstore_update(v.ptr, data, rows, row, &err)
+        if rc:
+            fail(&err)
+
+    def view(self, name):
+        """This rank's shard as an array without a copy: shape (rows, ...) of what was
+        added, read-only; or of init(), writable, (rows, disp) of unsigned integers or
+        void of the item size. The memory stays while the array lives."""
+        cdef _Variable v = self.find(name)
+        cdef c.ddstore_error err
+        cdef _View view = _View.__new__(_View)
+        cdef int rc
+        with nogil:
+            rc = c.ddstore_view_open(v.ptr, &view.data, &view.nbytes, &view.ptr, &err)
+        if rc:
+            fail(&err)
+        view.writable = v.text == ""
+        dtype = v.dtype
+        if dtype is None:
+            dtype = np.dtype(f"u{v.itemsize}" if v.itemsize in (1, 2, 4, 8)
+                             else f"V{v.itemsize}")
+        shape = (v.local_rows, *((v.disp,) if v.row_shape is None else v.row_shape))
+        if dtype.itemsize == 0 or v.row_bytes == 0 or v.local_rows == 0:
+            array = np.zeros(shape, dtype)
+            array.flags.writeable = view.writable
+            return array
+        array = np.asarray(view)[: v.local_rows * v.row_bytes]
+        return array.view(dtype).reshape(shape)
+
+    # -- reading --
+
+    cdef object destination(self, _Variable v, arr):
+        """The array behind a destination, checked; never a copy."""
+        cdef cnp.ndarray a
+        if not cnp.PyArray_Check(arr):
+            arr = foreign_destination(v, arr)
+        elif <object>cnp.PyArray_DESCR(<cnp.ndarray>arr) is not v.accepted:
+            dtype = arr.dtype
+            check_dtype(v, dtype, None)
+            v.accepted = dtype
+        a = <cnp.ndarray>arr
+        if not cnp.PyArray_IS_C_CONTIGUOUS(a):
+            raise ValueError("the destination is not C-contiguous")
+        if not cnp.PyArray_ISWRITEABLE(a):
+            raise ValueError("the destination is read-only")
+        if not row_fits(v, a):
+            check_row(v, a)
+        return arr
+
+    cdef int read_ended(self, int rc, arr, const c.ddstore_error *err) except -1:
+        """The end of a read that failed, or during which a signal's handler raised."""
+        if rc and strstr(err.message, KEPT) != NULL:
+            _kept.append(arr)
+        return fail(err) if rc else raise_pending()
+
+    def get(self, name, arr, start=0):
+        """Reads arr.shape[0] consecutive rows from global row `start` into arr. They lie
+        in one rank's shard.
+
+        arr: C-contiguous writable array or CPU tensor of shape (n, ...) with the
+        variable's dtype and row size. Any thread; the GIL is released. After PeerLostError
+        arr's contents are undefined.
+        """
+        cdef _Variable v = self.find(name)
+        cdef c.ddstore_error err
+        cdef int rc
+        cdef double begun = seconds() if self._profile else 0
+        cdef int64_t first = row_number(start, "row", v, v.total)
+        ddstore__get_soon(v.ptr, first)  # the row comes nearer while the rest is checked
+        dst = self.destination(v, arr)
+        cdef void *data = cnp.PyArray_DATA(<cnp.ndarray>dst)
+        cdef int64_t rows = cnp.PyArray_DIM(<cnp.ndarray>dst, 0)
+        with nogil:
+            rc = c.ddstore_get(v.ptr, first, rows, data, &err)
+        if rc or pending is not None:
+            self.read_ended(rc, dst, &err)
+        if self._profile:
+            self._py_gets += 1
+            self._py_get += seconds() - begun
+
+    def get_batch(self, name, arr, indices):
+        """Reads global rows `indices` (any order, repeats allowed) into arr: row i of arr
+        gets row indices[i].
+
+        indices: integers as list, tuple, range, array or tensor; arr as for get(), with
+        arr.shape[0] == len(indices), else ValueError. All indices are checked before
+        anything is read; one outside raises IndexError. Any thread; the GIL is released.
+        """
+        cdef _Variable v = self.find(name)
+        cdef c.ddstore_error err
+        cdef int rc
+        cdef double begun = seconds() if self._profile else 0
+        dst = self.destination(v, arr)
+        cdef size_t n = cnp.PyArray_DIM(<cnp.ndarray>dst, 0)
+        if isinstance(indices, range) and <size_t>len(indices[:n + 1]) != n:
+            raise ValueError(f"the destination has {n} rows for the indices {indices}")
+        if not (cnp.PyArray_CheckExact(indices) and
+                cnp.PyArray_TYPE(<cnp.ndarray>indices) == cnp.NPY_INT64 and
+                cnp.PyArray_NDIM(<cnp.ndarray>indices) == 1 and
+                cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>indices)):
+            indices = index_array(indices, v)
+        if <size_t>cnp.PyArray_DIM(<cnp.ndarray>indices, 0) != n:
+            raise ValueError(f"the destination has {n} rows for {len(indices)} indices")
+        cdef const int64_t *rows = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>indices)
+        cdef void *data = cnp.PyArray_DATA(<cnp.ndarray>dst)
+        with nogil:
+            rc = c.ddstore_get_batch(v.ptr, rows, n, data, &err)
+        if rc or pending is not None:
+            self.read_ended(rc, dst, &err)
+        if self._profile:
+            self._py_gets += 1
+            self._py_get += seconds() - begun
+
+    # -- destinations that are used again --
+
+    def register_recv(self, name, arr):
+        """Registers a destination that is used again, so that reads into it or any slice
+        of it need no registration of their own. The store keeps a reference until
+        unregister_recv() or free(). Registering one twice does nothing."""
+        cdef _Variable v = self.find(name)
+        cdef c.ddstore_error err
+        cdef int rc
+        dst = self.destination(v, arr)
+        cdef void *data = cnp.PyArray_DATA(<cnp.ndarray>dst)
+        cdef uint64_t n = cnp.PyArray_NBYTES(<cnp.ndarray>dst)
+        with nogil:
+            rc = c.ddstore_register_recv(self.ptr, data, n, &err)
+        if rc:
+            fail(&err)
+        self._registered[(<uintptr_t>data, n)] = dst
+
+    def unregister_recv(self, name, arr):
+        """Takes a registration back. ValueError: the buffer isn't registered."""
+        cdef _Variable v = self.find(name)
+        cdef c.ddstore_error err
+        cdef int rc
+        dst = self.destination(v, arr)
+        cdef void *data = cnp.PyArray_DATA(<cnp.ndarray>dst)
+        cdef uint64_t n = cnp.PyArray_NBYTES(<cnp.ndarray>dst)
+        with nogil:
+            rc = c.ddstore_unregister_recv(self.ptr, data, n, &err)
+        if rc:
+            fail(&err)
+        self._registered.pop((<uintptr_t>data, n), None)
+
+    # -- looking at it --
+
+    def get_profile(self, name):
+        """Figures of get() and get_batch(), with DDSTORE_PROFILE=1; zeros without.
+
+        Of the variable, as counts: calls, rows, bytes, mr_miss (registrations), and
+        rows_local, rows_rdma, rows_tcp, rows_mpi by path; in seconds: lock_wait, mr
+        (registering), read (copying, or asking the network), cq (waiting for answers). Of
+        the store: py_gets (calls), py_get and py_sync (whole calls, GPU waits; seconds).
+        """
+        cdef _Variable v = self.find(name)
+        cdef c.ddstore_profile p
+        c.ddstore_get_profile(v.ptr, &p)
+        return {
+            "calls": p.calls, "rows": p.rows, "bytes": p.bytes,
+            "lock_wait": p.lock_wait, "mr": p.mr, "mr_miss": p.mr_miss,
+            "read": p.read, "cq": p.cq,
+            "rows_local": p.rows_local, "rows_rdma": p.rows_rdma,
+            "rows_tcp": p.rows_tcp, "rows_mpi": p.rows_mpi,
+            "py_gets": self._py_gets, "py_get": self._py_get, "py_sync": 0.0,
+        }
+
+    def transports(self):
+        """How each core rank is reached: a list of dicts with rank, host, pid, path (self,
+        local, rdma, tcp), provider, reason and state (alive, lost)."""
+        cdef c.ddstore_peer_info p
+        cdef int i = 0, rc
+        self.check_open()
+        out = []
+        while True:
+            with nogil:
+                rc = c.ddstore_peer_at(self.ptr, i, &p)
+            if rc:
+                return out
+            out.append({
+                "rank": p.rank, "host": p.host.decode(errors="replace"), "pid": p.pid,
+                "path": p.path.decode(), "provider": p.provider.decode(),
+                "reason": p.reason.decode(errors="replace"), "state": p.state.decode(),
+            })
+            i += 1
+
+    def core_alive(self):
+        """Whether the core group still serves, without reading a row."""
+        cdef c.ddstore_error err
+        cdef int alive = 0, rc
+        self.check_open()
+        with nogil:
+            rc = c.ddstore_core_alive(self.ptr, &alive, &err)
+        if rc:
+            fail(&err)
+        raise_pending()
+        return bool(alive)
+
+    def epoch_begin(self):
+        """Method 0's synchronization point; nothing on methods 1 and 2."""
+        self.check_open()
+
+    def epoch_end(self):
+        """Method 0's synchronization point; nothing on methods 1 and 2."""
+        self.check_open()
