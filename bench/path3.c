@@ -87,9 +87,6 @@ static void against_fi(const path3 *p)
     }
     bench_way ways[2] = {bench_way_batch(p->vars[SMALL_TABLE]),
                          raw_reads_way(&best, BATCH)};
-    /* A batch over TCP is fast while the other side's core hasn't gone to sleep deeply:
-     * one now and then, between long ones of libfabric, isn't what is asked about. */
-    ways[0].in_a_row = 8;
     bench_dealer dealer;
     bench_turns t;
     bench_dealer_open(&dealer, (size_t)table->rows, 5);

@@ -13,11 +13,11 @@
 #include <string.h>
 #include <sys/uio.h>
 
-#define DDSTORE__COPY_AHEAD 8192u /* bytes that are asked for before they are copied   \
-                                   */
+/* Bytes that are asked for before they are copied, bytes copied at a time, and bytes a
+ * piece from which on the processor itself looks ahead. */
+#define DDSTORE__COPY_AHEAD 8192u
 #define DDSTORE__COPY_CHUNK 2048u
-#define DDSTORE__COPY_ALONE                                                            \
-    65536u /* bytes from which the processor itself looks ahead */
+#define DDSTORE__COPY_ALONE 65536u
 #define DDSTORE__CACHE_LINE 64u
 
 /* Asks for memory that is read soon. It need not be mapped any more. */

@@ -175,11 +175,11 @@ static int check_update(const ddstore_var *var, int64_t rows, int64_t row_offset
     int rank = var->store->rank;
     int64_t have = var->layout.start[rank + 1] - var->layout.start[rank];
     if (rows < 0 || row_offset < 0 || rows > have || row_offset > have - rows)
-        return ddstore__fail(err, DDSTORE_EINDEX,
-                             "update of variable %s: %lld rows from row %lld on are not "
-                             "all among this rank's %lld rows",
-                             var->name, (long long)rows, (long long)row_offset,
-                             (long long)have);
+        return ddstore__fail(
+            err, DDSTORE_EINDEX,
+            "update of variable %s: %lld rows from row %lld on are not "
+            "all among this rank's %lld rows",
+            var->name, (long long)rows, (long long)row_offset, (long long)have);
     return DDSTORE_OK;
 }
 
