@@ -37,9 +37,11 @@ int ddstore__fill_errno(ddstore_error *err, int errnum, const char *format, ...)
          ? DDSTORE_ENOMEM                                                              \
          : DDSTORE_ESYS)
 
-/* Puts "prefix: " before the message of err (nullable). Returns code. */
-int ddstore__wrap(ddstore_error *err, int code, const char *format, ...)
+/* Puts "prefix: " before the message of err (nullable), whose code becomes that one. */
+void ddstore__prefix(ddstore_error *err, int code, const char *format, ...)
     DDSTORE__PRINTF(3, 4);
+#define ddstore__wrap(err, code, ...)                                                  \
+    (ddstore__prefix((err), (code), __VA_ARGS__), ddstore__code(code))
 
 /* -- log.c -- */
 

@@ -45,7 +45,7 @@ int ddstore__fill_errno(ddstore_error *err, int errnum, const char *format, ...)
     return code;
 }
 
-int ddstore__wrap(ddstore_error *err, int code, const char *format, ...)
+void ddstore__prefix(ddstore_error *err, int code, const char *format, ...)
 {
     if (err) {
         char inner[sizeof(err->message)];
@@ -57,7 +57,6 @@ int ddstore__wrap(ddstore_error *err, int code, const char *format, ...)
         append(err, ": ");
         append(err, inner);
     }
-    return code;
 }
 
 const char *ddstore_code_name(int code)

@@ -120,7 +120,7 @@ static bool make_way(ddstore__server *s)
     for (ddstore__conn *c = s->conns; c; c = c->next)
         if (c->state != CONN_OPEN)
             oldest = c;
-    if (ddstore__now_ns() - oldest->since < GRACE_S * DDSTORE__S)
+    if (!oldest || ddstore__now_ns() - oldest->since < GRACE_S * DDSTORE__S)
         return false;
     drop(s, oldest);
     return true;

@@ -62,10 +62,3 @@ void ddstore__detach(ddstore__attachment *a)
     a->own = NULL;
     a->data = NULL;
 }
-
-int ddstore__mapped_error(const ddstore__attachment *a, ddstore_error *err)
-{
-    if (atomic_load(a->closing))
-        return ddstore__fail(err, DDSTORE_ECLOSED, "its store was freed");
-    return ddstore__peer_lost_error(a->peer, err);
-}

@@ -43,7 +43,13 @@ static inline bool ddstore__mapped_ok(const ddstore__attachment *a)
     return !atomic_load_explicit(a->lost, memory_order_relaxed) &&
            !atomic_load_explicit(a->closing, memory_order_relaxed);
 }
-int ddstore__mapped_error(const ddstore__attachment *a, ddstore_error *err);
+static inline int ddstore__mapped_error(const ddstore__attachment *a,
+                                        ddstore_error *err)
+{
+    if (atomic_load(a->closing))
+        return ddstore__fail(err, DDSTORE_ECLOSED, "its store was freed");
+    return ddstore__peer_lost_error(a->peer, err);
+}
 
 /* -- what paths 2 and 3 read -- */
 
