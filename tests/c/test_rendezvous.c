@@ -107,7 +107,7 @@ static void gather_once(ddstore_comm *comm, int rank, int size, int step,
 {
     ddstore_error err = {0};
     size_t bytes = length(rank, step);
-    uint8_t *mine = malloc(bytes + 1);
+    uint8_t *mine = calloc(1, bytes + 1);
     void *data;
     uint64_t *offsets = calloc((size_t)size + 1, sizeof(*offsets));
     for (size_t i = 0; i < bytes; i++)
