@@ -2,6 +2,7 @@
 #include "settings.h"
 
 #include <errno.h>
+#include <locale.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,7 +111,11 @@ static bool parse_number(enum kind kind, const char *value, double *out, int64_t
     if (!*value || strchr(" \t\n", *value))
         return false;
     if (kind == KIND_seconds) {
-        *out = strtod(value, &end);
+        /* By a point, whatever the host program's locale says. */
+        locale_t plain = newlocale(LC_NUMERIC_MASK, "C", (locale_t)0);
+        *out = plain ? strtod_l(value, &end, plain) : strtod(value, &end);
+        if (plain)
+            freelocale(plain);
     } else {
         *exact = strtoll(value, &end, 10);
         *out = (double)*exact;

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -121,6 +122,7 @@ static inline bool target_start(target *t, const char *fabric, const char *mode)
         return false;
     t->pid = fork();
     if (t->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* stays set over exec */
         dup2(in[0], 0);
         dup2(out[1], 1);
         close(in[0]), close(in[1]), close(out[0]), close(out[1]);
