@@ -121,8 +121,8 @@ class Watch:
             time.sleep(0.1)
         return seen
 
-    def check(self) -> None:
-        """Nothing has grown since `first`."""
+    def check(self, growth: float) -> None:
+        """Nothing has grown since `first`, memory by less than `growth` of itself."""
         for name, (rss, fds, threads) in self.first.items():
             rss_now, fds_now, threads_now = self.last[name]
             print(
@@ -131,7 +131,7 @@ class Watch:
             )
         for name, (rss, fds, threads) in self.first.items():
             rss_now, fds_now, threads_now = self.last[name]
-            assert rss_now < rss * 1.03 + 3072, name
+            assert rss_now < rss * (1 + growth) + 3072, name
             assert fds_now <= fds + 6, name
             assert threads_now <= threads + 5, name
 
@@ -187,7 +187,9 @@ def test_rows_while_members_come_and_go(
         f"\n{network}: {rows[0]:,} rows by mapping and {rows[1]:,} over the network in"
         f" {took:.0f} s beside {came} visits"
     )
-    watch.check()
+    # A provider touches its own pools one by one, until they are all in use: for a minute
+    # or so its processes still grow.
+    watch.check(growth=0.1 if network != "tcp" and long_seconds < 100 else 0.03)
     assert came > long_seconds / 4
     assert sum(rows) > 10_000 * long_seconds
     assert len(os.listdir(directory)) < 10
