@@ -187,8 +187,8 @@ def test_rows_while_members_come_and_go(
         f"\n{network}: {rows[0]:,} rows by mapping and {rows[1]:,} over the network in"
         f" {took:.0f} s beside {came} visits"
     )
-    # A provider touches its own pools one by one until all are in use: for a minute or so
-    # its processes still grow.
+    # A provider touches its own pools one by one until all are in use, for a minute or
+    # so: its processes still grow.
     watch.check(growth=0.1 if network != "tcp" and long_seconds < 100 else 0.03)
     assert came > long_seconds / 4
     assert sum(rows) > 10_000 * long_seconds
