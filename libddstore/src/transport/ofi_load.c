@@ -39,9 +39,6 @@ static void prepare_environment(const ddstore__settings *settings)
     /* Debian 12's infinipath libraries otherwise take SIGINT, SIGSEGV and others. */
     ddstore__environment_default("IPATH_NO_BACKTRACE", "1");
     ddstore__environment_default("HFI_NO_BACKTRACE", "1");
-    /* The sockets provider's own thread spins otherwise, and starves those it serves.
-     */
-    ddstore__environment_default("FI_SOCKETS_PE_WAITTIME", "0");
     if (!settings->fork_workers)
         return;
     ddstore__environment_default("RDMAV_FORK_SAFE", "1");
