@@ -6,5 +6,7 @@ const char *__tsan_default_suppressions(void)
 {
     return "called_from_lib:libfabric.so\n"
            "race:libfabric.so\n"
-           "mutex:_dl_call_fini\n"; /* libfabric's locks, seen as it is unloaded */
+           /* libfabric's locks, seen as it is unloaded; ld.so may have no symbols */
+           "mutex:_dl_call_fini\n"
+           "mutex:ld-linux\n";
 }
