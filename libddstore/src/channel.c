@@ -31,7 +31,7 @@ static ddstore__channel *take_idle(ddstore__peer *peer, const uint8_t run[16])
     while (ch && !(ch->idle && ddstore__same16(ch->run, run)))
         ch = ch->next;
     if (ch)
-        ch->idle = ch->fresh = false;
+        ch->idle = false;
     pthread_mutex_unlock(&peer->lock);
     return ch;
 }
@@ -49,7 +49,6 @@ static int make(ddstore__peer *peer, const ddstore__ticket *ticket,
         return rc;
     }
     ch->peer = peer;
-    ch->fresh = true;
     memcpy(ch->run, ticket->run, 16);
     pthread_mutex_lock(&peer->lock);
     ch->next = peer->channels;

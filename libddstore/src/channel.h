@@ -20,7 +20,6 @@ typedef struct ddstore__channel {
     ddstore__peer *peer;
     int fd;
     bool idle;          /* under the peer's lock */
-    bool fresh;         /* never used before: its failure is the peer's */
     int64_t idle_since; /* ns */
     uint8_t run[16];
 } ddstore__channel;

@@ -282,7 +282,6 @@ static int begin(const ddstore_options *o, bool extra, ddstore **out,
         .patience = {(int64_t)(s->read_timeout_s * 1e9), &store->closed},
         .ofi = strcmp(s->fabric, "tcp") && strcmp(s->fabric, "hsn") ? store->engine->ofi
                                                                     : NULL,
-        .max_read_bytes = s->max_read_bytes,
         .map = s->shm,
     };
     ddstore__random(store->access.ticket.run, 16);

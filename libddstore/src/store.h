@@ -14,7 +14,7 @@
 
 typedef struct ddstore__counters { /* DDSTORE_PROFILE=1 only */
     atomic_ullong calls, rows, bytes, rows_local, rows_rdma, rows_tcp, mr_miss;
-    atomic_ullong lock_ns, mr_ns, read_ns, wait_ns;
+    atomic_ullong mr_ns, read_ns, wait_ns;
 } ddstore__counters;
 
 struct ddstore_var {

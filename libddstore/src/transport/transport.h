@@ -11,7 +11,6 @@ typedef struct ddstore__access {
     ddstore__ticket ticket;
     ddstore__patience patience;
     ddstore__ofi *ofi; /* NULL: path 3 */
-    uint64_t max_read_bytes;
     bool map; /* DDSTORE_SHM */
 } ddstore__access;
 
@@ -67,7 +66,7 @@ typedef struct ddstore__request {
 } ddstore__request;
 
 typedef struct ddstore__times {
-    int64_t lock_ns, mr_ns, post_ns, wait_ns;
+    int64_t mr_ns, post_ns, wait_ns;
     uint64_t registrations;
 } ddstore__times;
 
