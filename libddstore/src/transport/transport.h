@@ -11,7 +11,7 @@ typedef struct ddstore__access {
     ddstore__ticket ticket;
     ddstore__patience patience;
     ddstore__ofi *ofi; /* NULL: path 3 */
-    bool map; /* DDSTORE_SHM */
+    bool map;          /* DDSTORE_SHM */
 } ddstore__access;
 
 /* A peer's segment as this process sees it. Attached on first need; `data` then tells
