@@ -3,16 +3,24 @@ and large, cables that are cut, hosts that die."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
+import numpy as np
 import pytest
 from fault_support import Member, MemberError, attempt, together, wait_until
+from sklearn.datasets import load_digits
 
 Host = Any  # of conftest.py
 Net = Any
 
+DEMO = Path(__file__).parents[2] / "examples" / "demo_digits.py"
 TCP = {"DDSTORE_FABRIC": "tcp", "DDSTORE_READ_TIMEOUT_S": "5"}
 
 
@@ -61,24 +69,42 @@ def test_rows_travel_between_hosts(
         assert far["host"] == ("beta", "alpha")[i % 2]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_demo_runs_across_hosts(
-    net: Net, pair: tuple[Host, Host], meeting: str
+    pair: tuple[Host, Host], meeting: str, tmp_path: Path
 ) -> None:
-    """Four ranks, each reading shuffled batches of all rows; two of a host map."""
-    hosts = [pair[0], pair[0], pair[1], pair[1]]
-    members = start(net, hosts, meeting, TCP, ", rows=450, width=65")
-    epochs = (
-        "rng = np.random.default_rng({r})\n"
-        "for epoch in range(2):\n"
-        "    order = rng.permutation(1800)\n"
-        "    for at in range(0, 1800, 60):\n"
-        "        assert read(order[at:at + 60], 65) == 1\n"
-        "store.transports()"
-    )
-    told = together(members, [epochs.format(r=r) for r in range(4)])
-    assert [p["path"] for p in told[0]] == ["self", "local", "tcp", "tcp"]
-    assert [p["path"] for p in told[3]] == ["tcp", "tcp", "local", "self"]
+    """The demo's own processes: two core ranks a host, the extra one on the second."""
+    source = tmp_path / "digits.npy"
+    np.save(source, load_digits().data.astype(np.float32))
+    env = {"PATH": os.environ["PATH"], "DDSTORE_HANDSHAKE_DIR": meeting}
+    env |= {"DDSTORE_SIZE": "4", "DDSTORE_RUN_ID": tmp_path.name}
+    places = [
+        ("core", pair[0]),
+        ("core", pair[0]),
+        ("core", pair[1]),
+        ("core", pair[1]),
+    ]
+    places.append(("extra", pair[1]))
+    processes = []
+    for rank, (part, host) in enumerate(places):
+        words = [sys.executable, str(DEMO), part, source, tmp_path / part]
+        if part == "core":
+            env["DDSTORE_RANK"] = str(rank)
+        processes.append(subprocess.Popen([*host.prefix, *words], env=env, stdin=PIPE))
+    try:
+        assert processes[4].wait(100) == 0
+        for process in processes:
+            process.communicate(timeout=20)
+        assert [process.returncode for process in processes] == [0] * 5
+    finally:
+        for process in processes:
+            process.kill()
+    rows = [one["rows"] for one in json.loads((tmp_path / "core").read_text())]
+    extra = json.loads((tmp_path / "extra").read_text())
+    assert rows == [20 * 1797] * 4
+    assert extra["epoch"]["rows"] == 1797
+    assert [p["path"] for p in extra["peers"]] == ["tcp", "tcp", "local", "local"]
+    assert [p["host"] for p in extra["peers"]] == ["alpha"] * 2 + ["beta"] * 2
 
 
 # ---- which interface -----------------------------------------------------------------
