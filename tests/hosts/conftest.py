@@ -55,7 +55,8 @@ class Host:
     @property
     def prefix(self) -> list[str]:
         """Starts a program on this host."""
-        return ["nsenter", "-t", str(self.init), "-n", "-p", "-u", "-m", "--"]
+        # -r: where this runs in a chroot, entering a mount namespace would leave it.
+        return ["nsenter", "-t", str(self.init), "-n", "-p", "-u", "-m", "-r", "--"]
 
     def kill(self) -> float:
         """All its processes die at once; when."""
