@@ -11,6 +11,11 @@ apt_build=(gcc libc6-dev pkg-config python3 python3-dev python3-venv ca-certific
 apt_test=(libcmocka-dev clang libclang-rt-dev? cppcheck shellcheck iproute2 util-linux
     procps)
 
+# Two MPIs side by side, for the tests of what is built with either.
+apt_mpi=(openmpi-bin libopenmpi-dev mpich libmpich-dev)
+
+# The virtual environment that need_venv, pip_install and need_package are about.
+venv=.venv
 # Builds without isolation find meson, ninja and cython there.
 PATH=$PWD/.venv/bin:$PATH
 
@@ -107,23 +112,23 @@ sys.exit(not (sys.version_info >= (3, 10) and os.path.exists(header)))'
     die "found no Python 3.10 or later with venv and C headers; name one by PYTHON=..."
 }
 
-# Makes .venv/ and installs requirements-NAME.txt for each NAME given, what they need of
-# each other included.
+# Makes the virtual environment and installs requirements-NAME.txt for each NAME given,
+# what they need of each other included.
 need_venv() {
     local name python stamp want
-    if ! .venv/bin/python -c 'import pip' 2>/dev/null \
-        || { [ -n "${PYTHON:-}" ] && [ "$(cat .venv/made-by 2>/dev/null)" != "$PYTHON" ]; }; then
+    if ! "$venv/bin/python" -c 'import pip' 2>/dev/null \
+        || { [ -n "${PYTHON:-}" ] && [ "$(cat "$venv/made-by" 2>/dev/null)" != "$PYTHON" ]; }; then
         python=$(pick_python)
-        note "making .venv with $python"
-        rm -rf .venv
-        "$python" -m venv .venv || die "can't make .venv with $python"
-        printf '%s\n' "${PYTHON:-}" >.venv/made-by
+        note "making $venv with $python"
+        rm -rf "$venv"
+        "$python" -m venv "$venv" || die "can't make $venv with $python"
+        printf '%s\n' "${PYTHON:-}" >"$venv/made-by"
     fi
     for name in "$@"; do
-        stamp=.venv/requirements-$name.sum
+        stamp=$venv/requirements-$name.sum
         want=$(sha256sum <"scripts/requirements-$name.txt")
         if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
-            note "installing scripts/requirements-$name.txt into .venv"
+            note "installing scripts/requirements-$name.txt into $venv"
             # pip itself first, in a call of its own: it can't replace itself half-way.
             pip_install 'pip>=23.1'
             pip_install -r "scripts/requirements-$name.txt"
@@ -133,34 +138,40 @@ need_venv() {
 }
 
 pip_install() {
-    .venv/bin/python -m pip -qq --disable-pip-version-check install "$@" \
+    "$venv/bin/python" -m pip -qq --disable-pip-version-check install "$@" \
         || die "pip install $* failed (is the network there?)"
 }
 
-# A checksum of all files that the package is built from.
+# What a build takes of the MPI there is: the answer of its compiler wrapper.
+mpi_choice() {
+    [ "${DDSTORE_MPI:-}" = 0 ] || ${MPICC:-mpicc} -show 2>/dev/null || true
+}
+
+# A checksum of all that the package is built from.
 tree_sum() {
     {
-        .venv/bin/python --version
+        "$venv/bin/python" --version
+        mpi_choice
         find meson.build meson_options.txt pyproject.toml README.md libddstore pyddstore \
             tests/meson.build bench/meson.build -name __pycache__ -prune \
             -o -type f -print0 2>/dev/null | sort -z | xargs -0 sha256sum || true
     } | sha256sum
 }
 
-# Installs the package into .venv/, unless this very tree is there already. An editable
+# Installs the package into the virtual environment, unless this very tree is there already. An editable
 # install is left alone: it builds what has changed when it's imported.
 need_package() {
     local want
-    if compgen -G '.venv/lib/python*/site-packages/_pyddstore_editable_loader.py' >/dev/null; then
+    if compgen -G "$venv/lib/python*/site-packages/_pyddstore_editable_loader.py" >/dev/null; then
         return
     fi
     want=$(tree_sum)
-    if [ "$(cat .venv/package.sum 2>/dev/null)" != "$want" ]; then
-        note "building pyddstore into .venv"
-        rm -f .venv/package.sum
+    if [ "$(cat "$venv/package.sum" 2>/dev/null)" != "$want" ]; then
+        note "building pyddstore into $venv"
+        rm -f "$venv/package.sum"
         pip_install --no-build-isolation --no-deps --force-reinstall \
-            -Cbuild-dir=.venv/build-wheel .
-        printf '%s\n' "$want" >.venv/package.sum
+            -Cbuild-dir="$venv/build-wheel" .
+        printf '%s\n' "$want" >"$venv/package.sum"
     fi
 }
 
@@ -169,7 +180,7 @@ need_package() {
 need_build() {
     local dir=$1 want
     shift
-    want="$(meson --version) ${CC:-cc} $*"
+    want="$(meson --version) ${CC:-cc} $(mpi_choice) $*"
     if [ "$(cat "$dir/configured" 2>/dev/null)" != "$want" ]; then
         note "configuring $dir"
         mkdir -p "$dir" # in build/, cp3... is that of an editable install: it stays
