@@ -63,3 +63,13 @@ cdef tuple code_and_text(exc):
         if isinstance(exc, cls):
             return code, text
     return c.DDSTORE_EINVAL, f"{type(exc).__name__}: {exc}"
+
+
+cdef int fill_failure(c.ddstore_error *why, exc) except -1:
+    """The same as the C library's error."""
+    code, words = code_and_text(exc)
+    cdef bytes text = words.encode("utf-8", "replace")
+    memset(why, 0, sizeof(why[0]))
+    why.code = code
+    strncpy(why.message, text, sizeof(why.message) - 1)
+    return 0

@@ -68,6 +68,8 @@ cdef class Store:
     cdef double _py_get
     cdef readonly int method
     cdef readonly int rank
+    cdef object _meeting  # what the C library calls back
+    cdef bint _together   # the running get_batch has met the other ranks
     cdef object __weakref__
 
     def __cinit__(self, *args, **kwargs):
@@ -85,13 +87,11 @@ cdef class Store:
 
     # -- opening and freeing --
 
-    def _open(self, int method, str dir, ns, rank, size, int n_core, nic_map):
-        """rank None: an extra member."""
+    def _open(self, int method, str dir, ns, rank, size, int n_core, nic_map, meeting=None,
+              MpiGroup group=None):
+        """rank None: an extra member. meeting: instead of files; group: for method 0."""
         cdef c.ddstore_options options
-        cdef c.ddstore_comm_file how
         cdef c.ddstore_setting given[1]
-        cdef c.ddstore_error err
-        cdef int rc
         cdef bint extra = rank is None
         cdef bytes d = dir.encode("utf-8", "surrogateescape")
         cdef bytes n = b"" if ns is None else ns.encode()
@@ -100,7 +100,7 @@ cdef class Store:
             raise ValueError("this store was opened before: make another")
         if b"\0" in d or b"\0" in n or b"\0" in m:
             raise ValueError("handshake_dir, exchange_ns and nic_map must not hold NUL")
-        if not extra:
+        if not extra and meeting is None:
             check_namespace(d, ns, rank)
         memset(&options, 0, sizeof(options))
         options.struct_bytes = sizeof(options)
@@ -114,21 +114,59 @@ cdef class Store:
         set_log_level()
         _start_log_thread()
         self._profile = setting("DDSTORE_PROFILE") == "1"
-        if extra:
-            with nogil:
-                rc = c.ddstore_open_extra(&options, &self.ptr, &err)
-        else:
-            self.rank = rank
-            how.dir, how.ns = d, n
-            how.rank, how.size, how.timeout_s = rank, size, 0
-            with nogil:
-                rc = c.ddstore_open_file(&how, &options, &self.ptr, &err)
-        if rc:
-            fail(&err)
         if not extra:
+            self.rank = rank
+        if meeting is not None:
+            self.open_meeting(&options, meeting, group)
+        else:
+            self.open_files(&options, extra, d, n, size)
+        if not extra and meeting is None:
             note_namespace(d, ns, rank, self)
+        if not extra:
             c.ddstore_announce_sigterm()
         raise_pending()
+
+    cdef int open_files(self, c.ddstore_options *options, bint extra, bytes dir, bytes ns,
+                        size) except -1:
+        cdef c.ddstore_comm_file how
+        cdef c.ddstore_error err
+        cdef int rc
+        if extra:
+            with nogil:
+                rc = c.ddstore_open_extra(options, &self.ptr, &err)
+        else:
+            how.dir, how.ns = dir, ns
+            how.rank, how.size, how.timeout_s = self.rank, size, 0
+            with nogil:
+                rc = c.ddstore_open_file(&how, options, &self.ptr, &err)
+        return fail(&err) if rc else 0
+
+    cdef int open_meeting(self, c.ddstore_options *options, meeting, MpiGroup group) except -1:
+        cdef c.ddstore_mpi_calls calls
+        cdef c.ddstore_comm *comm
+        cdef c.ddstore_error err
+        cdef int rc
+        self._meeting = meeting
+        if options.method == 0:
+            plugin.describe(group.ptr, &calls)
+            with nogil:
+                rc = c.ddstore_open_mpi_calls(&calls, options, &self.ptr, &err)
+        else:
+            comm = comm_of_meeting(meeting)
+            with nogil:
+                rc = c.ddstore_open(comm, options, &self.ptr, &err)
+        return fail(&err) if rc else 0
+
+    @staticmethod
+    def _open_failed(meeting, exc):
+        """Takes part in the others' opening with this rank's failure; raises what all
+        do."""
+        cdef c.ddstore_comm *comm = comm_of_meeting(meeting)
+        cdef c.ddstore_error why, err
+        fill_failure(&why, exc)
+        with nogil:
+            c.ddstore_open_failed(comm, &why, &err)
+        fail(&err)
 
     def _holds_namespace(self):
         return self.ptr != NULL and not self._freed
@@ -175,16 +213,12 @@ cdef class Store:
     cdef int add_failed(self, name, exc) except -1:
         """Takes part in the others' call with this rank's failure; raises what all do."""
         cdef c.ddstore_error why, err
-        cdef bytes n = b"?", text
+        cdef bytes n = b"?"
         cdef const char *name_text
         if isinstance(name, str):
             n = name.encode("utf-8", "replace").replace(b"\0", b"?") or b"?"
-        code, words = code_and_text(exc)
-        text = words.encode("utf-8", "replace")
         name_text = n
-        memset(&why, 0, sizeof(why))
-        why.code = code
-        strncpy(why.message, text, sizeof(why.message) - 1)
+        fill_failure(&why, exc)
         with nogil:
             c.ddstore_add_failed(self.ptr, name_text, &why, &err)
         return fail(&err)
@@ -402,8 +436,31 @@ cdef class Store:
 
         indices: integers as list, tuple, range, array or tensor; arr as for get(), with
         arr.shape[0] == len(indices), else ValueError. All indices are checked before
-        anything is read; one outside raises IndexError. Any thread; the GIL is released.
+        anything is read; one outside raises IndexError. The GIL is released. Any thread;
+        with method 0 collective: every rank calls it as often, in the same order, from
+        one thread, and a bad argument on one rank raises on all.
         """
+        if self.method != 0:
+            self.read_batch(name, arr, indices)
+            return
+        self.check_open()
+        self._together = False
+        try:
+            self.read_batch(name, arr, indices)
+        except Exception as exc:
+            if not self._together:
+                self.batch_failed(exc)
+            raise
+
+    cdef int batch_failed(self, exc) except -1:
+        """Takes part in the others' get_batch with this rank's failure; raises it."""
+        cdef c.ddstore_error why, err
+        fill_failure(&why, exc)
+        with nogil:
+            c.ddstore_get_batch_failed(self.ptr, &why, &err)
+        return fail(&err)
+
+    cdef int read_batch(self, name, arr, indices) except -1:
         cdef _Variable v = self.find(name)
         cdef c.ddstore_error err
         cdef int rc
@@ -421,6 +478,7 @@ cdef class Store:
             raise ValueError(f"the destination has {n} rows for {len(indices)} indices")
         cdef const int64_t *rows = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>indices)
         cdef void *data = cnp.PyArray_DATA(<cnp.ndarray>dst)
+        self._together = True
         with nogil:
             rc = c.ddstore_get_batch(v.ptr, rows, n, data, &err)
         if rc or pending is not None:
@@ -428,6 +486,7 @@ cdef class Store:
         if self._profile:
             self._py_gets += 1
             self._py_get += seconds() - begun
+        return 0
 
     # -- destinations that are used again --
 
@@ -514,10 +573,20 @@ cdef class Store:
         raise_pending()
         return bool(alive)
 
-    def epoch_begin(self):
-        """Method 0's synchronization point; nothing on methods 1 and 2."""
+    cdef int epoch(self) except -1:
+        cdef c.ddstore_error err
+        cdef int rc
         self.check_open()
+        with nogil:
+            rc = c.ddstore_epoch(self.ptr, &err)
+        return fail(&err) if rc else raise_pending()
+
+    def epoch_begin(self):
+        """Method 0: waits for every rank; reads that follow see what each rank wrote by
+        update() before. Collective. Nothing on methods 1 and 2."""
+        self.epoch()
 
     def epoch_end(self):
-        """Method 0's synchronization point; nothing on methods 1 and 2."""
-        self.check_open()
+        """Method 0: waits until every rank is done reading. Collective. Nothing on
+        methods 1 and 2."""
+        self.epoch()

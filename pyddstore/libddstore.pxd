@@ -59,6 +59,19 @@ cdef extern from "ddstore.h" nogil:
 
     int ddstore_comm_open_file(const ddstore_comm_file *how, ddstore_comm **out,
                                ddstore_error *err)
+
+    ctypedef struct ddstore_comm_callbacks:
+        int rank
+        int size
+        double timeout_s
+        int (*allgather)(void *arg, const void *mine, size_t nbytes, void *all) noexcept nogil
+        int (*test)(void *arg) noexcept nogil
+        void (*why)(void *arg, char *text, size_t nbytes) noexcept nogil
+        void (*close)(void *arg) noexcept nogil
+        void *arg
+
+    int ddstore_comm_open_callbacks(const ddstore_comm_callbacks *how, ddstore_comm **out,
+                                    ddstore_error *err)
     int ddstore_comm_allgatherv(ddstore_comm *comm, const void *mine, size_t nbytes,
                                 void **data, uint64_t *offsets, ddstore_error *err)
     int ddstore_comm_barrier(ddstore_comm *comm, ddstore_error *err)
@@ -80,6 +93,10 @@ cdef extern from "ddstore.h" nogil:
         const ddstore_setting *settings
         size_t n_settings
 
+    int ddstore_open(ddstore_comm *comm, const ddstore_options *options, ddstore_t **out,
+                     ddstore_error *err)
+    int ddstore_open_failed(ddstore_comm *comm, const ddstore_error *why,
+                            ddstore_error *err)
     int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *options,
                           ddstore_t **out, ddstore_error *err)
     int ddstore_open_extra(const ddstore_options *options, ddstore_t **out,
@@ -121,6 +138,10 @@ cdef extern from "ddstore.h" nogil:
     int ddstore_get_batch(ddstore_var *var, const int64_t *rows, size_t n, void *dst,
                           ddstore_error *err)
 
+    int ddstore_get_batch_failed(ddstore_t *store, const ddstore_error *why,
+                                 ddstore_error *err)
+    int ddstore_epoch(ddstore_t *store, ddstore_error *err)
+
     ctypedef struct ddstore_view:
         pass
     int ddstore_view_open(ddstore_var *var, void **data, uint64_t *nbytes,
@@ -160,3 +181,14 @@ cdef extern from "ddstore.h" nogil:
     int ddstore_peer_at(ddstore_t *store, int i, ddstore_peer_info *out)
     int ddstore_core_alive(ddstore_t *store, int *alive, ddstore_error *err)
     int ddstore_probe(char **text, ddstore_error *err)
+
+
+cdef extern from "ddstore_mpi.h" nogil:
+    ctypedef struct ddstore_mpi:
+        pass
+    ctypedef struct ddstore_mpi_calls:
+        ddstore_comm_callbacks comm
+
+    int ddstore_open_mpi_calls(const ddstore_mpi_calls *calls,
+                               const ddstore_options *options, ddstore_t **out,
+                               ddstore_error *err)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import operator
+import weakref
+from importlib import resources
 from typing import Any
 
 from . import _core, env
 
-HAVE_MPI = False
+_plugin = resources.files(__package__).joinpath("libddstore_mpi.so")
+
+HAVE_MPI = _plugin.is_file()
 """Whether this build opens stores over an MPI communicator."""
+
+_log = logging.getLogger("pyddstore")
 
 _namespaces = itertools.count()
 
@@ -41,20 +48,16 @@ class PyDDStore(_core.Store):
         size: int = 0,
         exchange_ns: str = "",
     ) -> None:
+        self._held: Any = None  # of MPI
+        if comm_or_none is not None:
+            self._open_over(
+                comm_or_none, method, handshake_dir, n_core, nic_map, rank, size,
+                exchange_ns,
+            )  # fmt: skip
+            return
         # Creation order counts on every rank, also where one has a bad argument.
         ns = exchange_ns or (f"s{next(_namespaces)}" if rank is not None else "")
-        if comm_or_none is not None:
-            raise RuntimeError(
-                "this build has no MPI (pyddstore.HAVE_MPI is False): pass None and "
-                "rank=, size=, handshake_dir="
-            )
-        method, n_core, size = map(operator.index, (method, n_core, size))
-        if nic_map is not None and not isinstance(nic_map, str):
-            raise TypeError(f"nic_map is text, not {type(nic_map).__name__}")
-        if not isinstance(ns, str):
-            raise TypeError(f"exchange_ns is text, not {type(ns).__name__}")
-        if not 0 <= n_core < 2**31 or not 0 <= size < 2**31:
-            raise ValueError(f"n_core={n_core}, size={size}: give 0 to 2**31 - 1")
+        method, n_core, size = self._checked(method, n_core, size, nic_map, ns)
         if rank is None:
             self._open_extra(method, handshake_dir, n_core, nic_map, size)
             return
@@ -66,6 +69,88 @@ class PyDDStore(_core.Store):
         method = min(max(method, -1), 3)
         directory = env.handshake_dir(handshake_dir)
         self._open(method, directory, ns, rank, size, 0, nic_map)
+
+    @staticmethod
+    def _checked(
+        method: int, n_core: int, size: int, nic_map: str | None, ns: str
+    ) -> tuple[int, int, int]:
+        method, n_core, size = map(operator.index, (method, n_core, size))
+        if nic_map is not None and not isinstance(nic_map, str):
+            raise TypeError(f"nic_map is text, not {type(nic_map).__name__}")
+        if not isinstance(ns, str):
+            raise TypeError(f"exchange_ns is text, not {type(ns).__name__}")
+        if not 0 <= n_core < 2**31 or not 0 <= size < 2**31:
+            raise ValueError(f"n_core={n_core}, size={size}: give 0 to 2**31 - 1")
+        return method, n_core, size
+
+    def _open_over(
+        self, comm: Any, method: int, directory: str, n_core: int,
+        nic_map: str | None, rank: int | None, size: int, ns: str,
+    ) -> None:  # fmt: skip
+        """Over a communicator. Every rank meets the others before it can raise."""
+        if not HAVE_MPI:
+            raise RuntimeError(
+                "this build has no MPI (pyddstore.HAVE_MPI is False): pass None and "
+                "rank=, size=, handshake_dir="
+            )
+        from . import _mpi
+
+        held = self._held = _mpi.hold(comm)
+        self._comm = comm
+        weakref.finalize(self, setattr, held, "released", True).atexit = False
+        meeting = held.meeting
+        try:
+            method, n_core, size = self._checked(method, n_core, size, nic_map, ns)
+            for words, given in (("size", size), ("n_core", n_core)):
+                if given not in (0, meeting.size):
+                    raise ValueError(
+                        f"{words}={given}, and the communicator has {meeting.size} ranks"
+                    )
+            if rank not in (None, meeting.rank):
+                raise ValueError(
+                    f"rank={rank}, and in the communicator it is {meeting.rank}"
+                )
+            method = min(max(method, -1), 3)
+            directory = env.handshake_dir(directory) if method == 2 else ""
+            if method == 0:
+                _mpi.load_plugin(str(_plugin))
+                held.attach()
+        except Exception as exc:
+            self._open_failed(meeting, exc)
+        self._open(
+            method, directory, ns, meeting.rank, meeting.size, 0, nic_map, meeting,
+            held.group,
+        )  # fmt: skip
+
+    def free(self) -> None:
+        """Releases the store's memory, connections and registered buffers. On methods 1
+        and 2 local: waits for nobody but this process's own running reads. On method 0
+        collective: waits for every rank, so that none still reads. Twice does nothing.
+        """
+        held, self._held = self._held, None
+        together = held is not None and self.method == 0 and self._meet_to_free()
+        super().free()
+        if together:
+            from . import _mpi
+
+            _mpi.drop(self._comm, held)
+        elif held is not None:
+            held.released = True
+
+    def _meet_to_free(self) -> bool:
+        """Waits for the other ranks' free(). False: one of them won't come."""
+        from mpi4py import MPI
+
+        if MPI.Is_finalized():
+            return False
+        try:
+            self.epoch_end()
+        except _core.StoreClosedError:
+            return False  # here or there it was freed already
+        except _core.DDStoreError as exc:
+            _log.warning("free() goes on without the other ranks: %s", exc)
+            return False
+        return True
 
     def _open_extra(
         self, method: int, directory: str, n_core: int, nic_map: str | None, size: int

@@ -132,10 +132,16 @@ DDSTORE_API int ddstore_comm_open_file(const ddstore_comm_file *how, ddstore_com
 
 /* A host program's own collective. `allgather` gathers `bytes` bytes, the same number
  * on every rank, into `all` (size * bytes, in rank order) and returns 0; non-zero is a
- * failure. `close` (nullable) is called once, by ddstore_comm_close. */
+ * failure. With `test` (nullable) it only starts: test returns 1 once all bytes are
+ * there, 0 before, a negative number on failure; then the wait is the library's, with
+ * its deadline, and the buffers stay until then. `why` (nullable) says in words what
+ * failed last. `close` (nullable) is called once, by ddstore_comm_close. */
 typedef struct ddstore_comm_callbacks {
     int rank, size;
+    double timeout_s; /* of every call, with test; 0: DDSTORE_HANDSHAKE_TIMEOUT_S */
     int (*allgather)(void *arg, const void *mine, size_t bytes, void *all);
+    int (*test)(void *arg);
+    void (*why)(void *arg, char *text, size_t bytes);
     void (*close)(void *arg);
     void *arg;
 } ddstore_comm_callbacks;
@@ -174,7 +180,8 @@ typedef struct ddstore_var
 
 typedef struct ddstore_options {
     size_t struct_bytes;       /* sizeof(ddstore_options) */
-    int method;                /* 1: rows; 2: rows, published for extra members */
+    int method;                /* 0: rows by MPI (ddstore_mpi.h); 1: rows; 2: rows,
+                                  published for extra members */
     const char *handshake_dir; /* method 2: where records are published */
     const char *exchange_ns;   /* method 2: the group's name in that directory */
     int n_core;                /* extra members: core ranks, 0: as the record says */
@@ -186,6 +193,12 @@ typedef struct ddstore_options {
  * Close with ddstore_close. */
 DDSTORE_API int ddstore_open(ddstore_comm *comm, const ddstore_options *options,
                              ddstore **out, ddstore_error *err);
+
+/* Takes part in the others' opening of a store with a failure of the caller's own, so
+ * that it fails on every rank and names this one. Takes over comm. Returns why->code.
+ * Collective. */
+DDSTORE_API int ddstore_open_failed(ddstore_comm *comm, const ddstore_error *why,
+                                    ddstore_error *err);
 
 /* Opens a store over the files of a directory: ddstore_comm_open_file and ddstore_open
  * in one, with the claim of rank 0 reachable over the network. Collective. */
@@ -265,9 +278,20 @@ DDSTORE_API int ddstore_get(ddstore_var *var, int64_t start, int64_t rows, void 
                             ddstore_error *err);
 
 /* Reads row rows[i] into dst + i * row_bytes, i = 0 .. n-1; any order, repeats allowed.
- * All indices are checked before the first byte is read. Any thread. */
+ * All indices are checked before the first byte is read. Any thread; with method 0
+ * collective: every rank calls it as often, from one thread, with as many rows as it
+ * likes, and a failure on one rank fails all. */
 DDSTORE_API int ddstore_get_batch(ddstore_var *var, const int64_t *rows, size_t n,
                                   void *dst, ddstore_error *err);
+
+/* Method 0: takes part in the others' ddstore_get_batch with a failure of the caller's
+ * own. Returns why->code. Collective. */
+DDSTORE_API int ddstore_get_batch_failed(ddstore *store, const ddstore_error *why,
+                                         ddstore_error *err);
+
+/* Method 0: waits for every rank; reads that begin afterwards see what each rank wrote
+ * before. Methods 1 and 2: nothing. Collective. */
+DDSTORE_API int ddstore_epoch(ddstore *store, ddstore_error *err);
 
 /* This rank's own shard, in place; it stays mapped until ddstore_view_close, also after
  * ddstore_free. Any thread. */

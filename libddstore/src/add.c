@@ -200,6 +200,28 @@ static int tell_published(ddstore *store, const char *what,
     return rc;
 }
 
+static void drop_segment(void *seg)
+{
+    ddstore__segment_unref(seg);
+}
+
+/* Method 0: all expose their shards to MPI, or none. */
+static int open_window(ddstore *store, const char *what, ddstore__segment *own,
+                       ddstore_var *var, ddstore_error *err)
+{
+    ddstore__gathered g;
+    ddstore_error mine;
+    const ddstore_mpi_calls *mpi = &store->mpi;
+    if (!store->windows || !own)
+        return DDSTORE_OK;
+    ddstore__segment_ref(own); /* the window's */
+    int rc = mpi->window_open(mpi->comm.arg, own->map, own->map_bytes, own,
+                              drop_segment, &var->window, &mine);
+    rc = ddstore__store_agree(store, rc ? &mine : NULL, what, NULL, 0, &g, err);
+    ddstore__gathered_free(&g);
+    return rc;
+}
+
 static int add_agreed(ddstore *store, const char *what, const ddstore_shard *shard,
                       const ddstore__gathered *g, ddstore__variable_record *record,
                       ddstore_var **out, ddstore_error *err)
@@ -214,6 +236,8 @@ static int add_agreed(ddstore *store, const char *what, const ddstore_shard *sha
     rc = tell_shards(store, what, own, rc ? &mine : NULL, record, err);
     if (!rc)
         rc = ddstore__var_make(store, record, &store->access.ticket, &var, err);
+    if (!rc)
+        rc = open_window(store, what, own, var, err);
     if (!rc)
         rc = tell_published(store, what, record, err);
     if (rc) {
@@ -255,24 +279,6 @@ static int add(ddstore *store, const char *name, const ddstore_shard *shard,
     return rc;
 }
 
-/* Freeing the store waits until this thread has left. NULL: err says why not. */
-static ddstore__reader *enter_collective(ddstore *store, int *rc, ddstore_error *err)
-{
-    ddstore__reader *reader = ddstore__reader_enter(store);
-    if (!reader) {
-        *rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a collective call");
-        return NULL;
-    }
-    *rc = ddstore__store_usable(store, err);
-    if (!*rc && !store->comm)
-        *rc = ddstore__fail(err, DDSTORE_EINVAL,
-                            "an extra member reads variables, it can't add them");
-    if (!*rc)
-        return reader;
-    ddstore__reader_leave(reader);
-    return NULL;
-}
-
 static int add_failed(ddstore *store, const char *name, const ddstore_error *why,
                       ddstore_error *err)
 {
@@ -286,12 +292,10 @@ int ddstore_add_failed(ddstore *store, const char *name, const ddstore_error *wh
                        ddstore_error *err)
 {
     int rc;
-    ddstore__reader *reader = enter_collective(store, &rc, err);
+    ddstore__reader *reader = ddstore__collective_enter(store, "add them", &rc, err);
     if (!reader)
         return rc;
-    rc = add_failed(store, name, why, err);
-    ddstore__reader_leave(reader);
-    return rc;
+    return ddstore__collective_leave(store, reader, add_failed(store, name, why, err));
 }
 
 int ddstore_add(ddstore *store, const char *name, const ddstore_shard *shard,
@@ -299,12 +303,11 @@ int ddstore_add(ddstore *store, const char *name, const ddstore_shard *shard,
 {
     int rc;
     ddstore_error mine;
-    ddstore__reader *reader = enter_collective(store, &rc, err);
+    ddstore__reader *reader = ddstore__collective_enter(store, "add them", &rc, err);
     if (!reader)
         return rc;
     rc = check_shard(store, name, shard, &mine)
              ? add_failed(store, name, &mine, err)
              : add(store, name, shard, NULL, out, err);
-    ddstore__reader_leave(reader);
-    return rc;
+    return ddstore__collective_leave(store, reader, rc);
 }

@@ -76,6 +76,18 @@ typedef struct ddstore__wait {
  */
 int ddstore__wait_check(const ddstore__wait *wait, ddstore_error *err);
 
+/* Waiting for what must be looked at to be made progress: between two looks, at first
+ * nothing, then the processor is given away, then a sleep of up to 1 ms. */
+typedef struct ddstore__pauses {
+    ddstore__wait wait;
+    int64_t begun_ns, next_check_ns, sleep_ns;
+} ddstore__pauses;
+
+void ddstore__pause_begin(ddstore__pauses *p, int64_t timeout_ns,
+                          const atomic_int *closed);
+/* As ddstore__wait_check, which it calls every 20 ms. */
+int ddstore__pause(ddstore__pauses *p, ddstore_error *err);
+
 void ddstore__clock_child(void); /* after fork: another thread may have held a lock */
 
 /* -- random.c -- */

@@ -2,7 +2,13 @@
 #include "base.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <time.h>
+
+#define SPIN_NS     (10 * 1000LL)
+#define YIELD_NS    (2 * DDSTORE__MS)
+#define SLEEP_LEAST (20 * 1000LL)
+#define CHECK_NS    (20 * DDSTORE__MS) /* the host's interrupt check may be dear */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* interrupt */
 static struct {
@@ -51,6 +57,40 @@ int ddstore__wait_check(const ddstore__wait *wait, ddstore_error *err)
     if (fn && fn(arg))
         return ddstore__fail(err, DDSTORE_EINTR, "the wait was interrupted");
     return ddstore__now_ns() >= wait->deadline_ns ? DDSTORE_ETIMEDOUT : DDSTORE_OK;
+}
+
+void ddstore__pause_begin(ddstore__pauses *p, int64_t timeout_ns,
+                          const atomic_int *closed)
+{
+    int64_t now = ddstore__now_ns();
+    *p = (ddstore__pauses){
+        .wait = {timeout_ns < DDSTORE__FOREVER - now ? now + timeout_ns
+                                                     : DDSTORE__FOREVER,
+                 closed},
+        .begun_ns = now,
+        .next_check_ns = now + CHECK_NS,
+        .sleep_ns = SLEEP_LEAST,
+    };
+}
+
+int ddstore__pause(ddstore__pauses *p, ddstore_error *err)
+{
+    int64_t now = ddstore__now_ns();
+    if (now >= p->next_check_ns || now >= p->wait.deadline_ns) {
+        int rc = ddstore__wait_check(&p->wait, err);
+        if (rc)
+            return rc;
+        p->next_check_ns = now + CHECK_NS;
+    }
+    if (now - p->begun_ns < SPIN_NS)
+        return DDSTORE_OK;
+    if (now - p->begun_ns < YIELD_NS) {
+        (void)sched_yield();
+        return DDSTORE_OK;
+    }
+    ddstore__sleep_ns(p->sleep_ns);
+    p->sleep_ns = p->sleep_ns < DDSTORE__MS / 2 ? p->sleep_ns * 3 / 2 : DDSTORE__MS;
+    return DDSTORE_OK;
 }
 
 void ddstore__clock_child(void)

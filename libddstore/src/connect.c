@@ -32,7 +32,7 @@ enum outcome {
 /* Once a peer; those of a subnet of this host first. */
 static void sort_addresses(ddstore__peer *peer)
 {
-    uint8_t order[DDSTORE__ADDRESSES];
+    uint8_t order[DDSTORE__ADDRESSES] = {0};
     size_t n = 0;
     pthread_mutex_lock(&peer->lock);
     bool sorted = peer->n_addresses > 0;
@@ -223,7 +223,7 @@ static enum outcome try_all(ddstore__peer *peer, const ddstore__ticket *ticket,
                             int *fd, int *code, ddstore_error *err)
 {
     enum outcome result = NOBODY;
-    uint8_t order[DDSTORE__ADDRESSES];
+    uint8_t order[DDSTORE__ADDRESSES] = {0};
     pthread_mutex_lock(&peer->lock);
     size_t n = peer->n_addresses;
     memcpy(order, peer->order, sizeof(order));

@@ -96,8 +96,8 @@ static bool wants_ofi(const ddstore__settings *s)
     return strcmp(s->fabric, "tcp") != 0 && strcmp(s->fabric, "hsn") != 0;
 }
 
-int ddstore__engine_acquire(const ddstore__settings *settings, ddstore__engine **out,
-                            ddstore_error *err)
+int ddstore__engine_acquire(const ddstore__settings *settings, bool may_use_ofi,
+                            ddstore__engine **out, ddstore_error *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, at_first);
@@ -109,7 +109,7 @@ int ddstore__engine_acquire(const ddstore__settings *settings, ddstore__engine *
         rc = e ? start(e, settings, err)
                : ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the engine");
     }
-    if (!rc && wants_ofi(settings) && !e->ofi)
+    if (!rc && may_use_ofi && wants_ofi(settings) && !e->ofi)
         rc = open_ofi(e, settings, err);
     if (!rc) {
         engine = *out = e;

@@ -14,9 +14,10 @@ typedef struct ddstore__engine {
 } ddstore__engine;
 
 /* The running engine, or a new one: limits raised, addresses chosen and listened on,
- * the progress thread started, libfabric opened where the settings ask for it. */
-int ddstore__engine_acquire(const ddstore__settings *settings, ddstore__engine **out,
-                            ddstore_error *err);
+ * the progress thread started, libfabric opened where it may be used and the settings
+ * ask for it. */
+int ddstore__engine_acquire(const ddstore__settings *settings, bool may_use_ofi,
+                            ddstore__engine **out, ddstore_error *err);
 void ddstore__engine_release(ddstore__engine *engine);
 
 #endif

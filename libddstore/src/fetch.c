@@ -1,9 +1,9 @@
 /* Reading rows: what is mapped is copied at once, the rest is asked for first and
  * received while that goes on. The path of mapped rows takes no lock and writes no
  * shared line. */
+#include "fetch.h"
+
 #include "copy.h"
-#include "plan.h"
-#include "store.h"
 
 #include <stdio.h>
 
@@ -12,8 +12,8 @@
 
 /* -- profile -- */
 
-static void count(ddstore_var *var, uint64_t rows, uint64_t local,
-                  const ddstore__times *t, int64_t read_ns)
+void ddstore__count_read(ddstore_var *var, uint64_t rows, uint64_t local,
+                         const ddstore__times *t, int64_t read_ns)
 {
     ddstore__counters *c = &var->counters;
     uint64_t far = rows - local;
@@ -21,7 +21,7 @@ static void count(ddstore_var *var, uint64_t rows, uint64_t local,
     atomic_fetch_add(&c->rows, rows);
     atomic_fetch_add(&c->bytes, rows * var->row_bytes);
     atomic_fetch_add(&c->rows_local, local);
-    atomic_fetch_add(var->access.ofi ? &c->rows_rdma : &c->rows_tcp, far);
+    atomic_fetch_add(&c->rows_far, far);
     atomic_fetch_add(&c->mr_miss, t->registrations);
     atomic_fetch_add(&c->mr_ns, (unsigned long long)t->mr_ns);
     atomic_fetch_add(&c->read_ns, (unsigned long long)(t->post_ns + read_ns));
@@ -31,13 +31,15 @@ static void count(ddstore_var *var, uint64_t rows, uint64_t local,
 int ddstore_get_profile(ddstore_var *var, ddstore_profile *out)
 {
     ddstore__counters *c = &var->counters;
+    const ddstore__access *by = &var->access;
     *out = (ddstore_profile){
         .calls = c->calls,
         .rows = c->rows,
         .bytes = c->bytes,
         .rows_local = c->rows_local,
-        .rows_rdma = c->rows_rdma,
-        .rows_tcp = c->rows_tcp,
+        .rows_rdma = by->ofi ? c->rows_far : 0,
+        .rows_mpi = by->mpi ? c->rows_far : 0,
+        .rows_tcp = by->ofi || by->mpi ? 0 : c->rows_far,
         .mr_miss = c->mr_miss,
         .lock_wait = 0, /* reads take no lock */
         .mr = (double)c->mr_ns / 1e9,
@@ -81,6 +83,18 @@ static int far_failed(const ddstore_var *var, const ddstore__request *q, int rc,
     return name_rank(q->rank, rc, err);
 }
 
+/* Batches of method 0 travel otherwise, so it is one request. */
+static int window_read(ddstore_var *var, const ddstore__request *request,
+                       ddstore__times *times, ddstore_error *err)
+{
+    if (!var->window)
+        return ddstore__fail(
+            err, DDSTORE_EFABRIC,
+            "its memory can't be mapped any more, and no MPI window was "
+            "made since it could be: see ulimit -n");
+    return ddstore__window_read(&var->access, var->window, request, times, err);
+}
+
 static int far_read(ddstore__reader *reader, ddstore_var *var,
                     const ddstore__request *requests, size_t n, ddstore__times *times,
                     ddstore_error *err)
@@ -88,7 +102,9 @@ static int far_read(ddstore__reader *reader, ddstore_var *var,
     size_t failed = 0;
     ddstore__stream *streams;
     int rc;
-    if (var->access.ofi) {
+    if (var->access.mpi) {
+        rc = window_read(var, requests, times, err);
+    } else if (var->access.ofi) {
         rc = ddstore__rdma_read(reader, &var->access, requests, n, times, &failed, err);
     } else {
         int64_t begin = var->store->settings.profile ? ddstore__now_ns() : 0;
@@ -150,8 +166,8 @@ static int get(ddstore__reader *reader, ddstore_var *var, int64_t start, int64_t
         rc = far_read(reader, var, &request, 1, &times, err);
     }
     if (begin && !rc)
-        count(var, (uint64_t)rows, data ? (uint64_t)rows : 0, &times,
-              data ? ddstore__now_ns() - begin : 0);
+        ddstore__count_read(var, (uint64_t)rows, data ? (uint64_t)rows : 0, &times,
+                            data ? ddstore__now_ns() - begin : 0);
     return rc;
 }
 
@@ -184,8 +200,8 @@ int ddstore_get(ddstore_var *var, int64_t start, int64_t rows, void *dst,
 
 /* -- get_batch -- */
 
-static int check_rows(const ddstore_var *var, const int64_t *rows, size_t n,
-                      ddstore_error *err)
+int ddstore__check_rows(const ddstore_var *var, const int64_t *rows, size_t n,
+                        ddstore_error *err)
 {
     uint64_t total = (uint64_t)ddstore__layout_total(&var->layout);
     uint64_t bad = 0;
@@ -237,9 +253,9 @@ static void copy_some(uint8_t *dst, const struct iovec *source, size_t n)
 }
 
 /* Copies all rows that are mapped; the others are listed in far. */
-static int copy_mapped(ddstore_var *var, const int64_t *rows, size_t n, uint8_t *dst,
-                       bool copy, ddstore__far_row *far, size_t *n_far,
-                       ddstore_error *err)
+int ddstore__copy_mapped(ddstore_var *var, const int64_t *rows, size_t n, uint8_t *dst,
+                         bool copy, ddstore__far_row *far, size_t *n_far,
+                         ddstore_error *err)
 {
     struct iovec source[BLOCK];
     *n_far = 0;
@@ -282,13 +298,15 @@ static int read_plan(ddstore__reader *reader, ddstore_var *var,
         rc = far_read(reader, var, plan->requests, plan->n_requests, times, err);
         return rc || !any_mapped
                    ? rc
-                   : copy_mapped(var, rows, n, dst, true, far, &again, err);
+                   : ddstore__copy_mapped(var, rows, n, dst, true, far, &again, err);
     }
     rc = ddstore__tcp_begin(reader, &var->access, plan->requests, plan->n_requests,
                             &streams, &failed, err);
     if (rc)
         return far_failed(var, &plan->requests[failed], rc, err);
-    int local = any_mapped ? copy_mapped(var, rows, n, dst, true, far, &again, err) : 0;
+    int local = any_mapped
+                    ? ddstore__copy_mapped(var, rows, n, dst, true, far, &again, err)
+                    : 0;
     rc = ddstore__tcp_finish(reader, &var->access, streams, plan->n_requests, &failed,
                              local ? NULL : err);
     if (begin)
@@ -308,11 +326,11 @@ static int get_far_batch(ddstore__reader *reader, ddstore_var *var, const int64_
     if (!far)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows",
                              n);
-    int rc = copy_mapped(var, rows, n, dst, false, far, n_far, err);
+    int rc = ddstore__copy_mapped(var, rows, n, dst, false, far, n_far, err);
     if (rc)
         return rc;
     if (!*n_far)
-        return copy_mapped(var, rows, n, dst, true, far, n_far, err);
+        return ddstore__copy_mapped(var, rows, n, dst, true, far, n_far, err);
     if (ddstore__plan_make(reader, var, far, *n_far, dst, &plan))
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows",
                              n);
@@ -326,7 +344,7 @@ static int get_far_batch(ddstore__reader *reader, ddstore_var *var, const int64_
 static int get_batch(ddstore__reader *reader, ddstore_var *var, const int64_t *rows,
                      size_t n, uint8_t *dst, ddstore_error *err)
 {
-    int rc = check_rows(var, rows, n, err);
+    int rc = ddstore__check_rows(var, rows, n, err);
     if (rc || !n || !var->row_bytes)
         return rc;
     ddstore__times times = {0};
@@ -335,15 +353,38 @@ static int get_batch(ddstore__reader *reader, ddstore_var *var, const int64_t *r
     if (may_be_far(var))
         rc = get_far_batch(reader, var, rows, n, dst, &n_far, &times, err);
     else
-        rc = copy_mapped(var, rows, n, dst, true, NULL, &n_far, err);
+        rc = ddstore__copy_mapped(var, rows, n, dst, true, NULL, &n_far, err);
     if (begin && !rc)
-        count(var, n, n - n_far, &times, n_far ? 0 : ddstore__now_ns() - begin);
+        ddstore__count_read(var, n, n - n_far, &times,
+                            n_far ? 0 : ddstore__now_ns() - begin);
     return rc;
+}
+
+static int get_batch_together(ddstore *store, ddstore_var *var, const int64_t *rows,
+                              size_t n, void *dst, const ddstore_error *failure,
+                              ddstore_error *err)
+{
+    int rc;
+    ddstore__reader *reader = ddstore__collective_enter(store, "take part", &rc, err);
+    if (!reader)
+        return rc;
+    rc = ddstore__alltoall(store, var, reader, rows, n, dst, failure, err);
+    return ddstore__collective_leave(store, reader, rc);
+}
+
+int ddstore_get_batch_failed(ddstore *store, const ddstore_error *why,
+                             ddstore_error *err)
+{
+    if (store->method != 0)
+        return ddstore__fail(err, why->code, "%s", why->message);
+    return get_batch_together(store, NULL, NULL, 0, NULL, why, err);
 }
 
 int ddstore_get_batch(ddstore_var *var, const int64_t *rows, size_t n, void *dst,
                       ddstore_error *err)
 {
+    if (var->store->method == 0)
+        return get_batch_together(var->store, var, rows, n, dst, NULL, err);
     ddstore__reader *reader = ddstore__reader_enter(var->store);
     if (!reader)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a read");

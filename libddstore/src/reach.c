@@ -13,14 +13,11 @@ int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out)
         *out = (ddstore_peer_info){.rank = i, .pid = p->contact.process.pid};
         snprintf(out->host, sizeof(out->host), "%s", p->contact.process.host);
         snprintf(out->path, sizeof(out->path), "%s",
-                 p->self             ? "self"
-                 : mapped            ? "local"
-                 : store->access.ofi ? "rdma"
-                                     : "tcp");
+                 p->self  ? "self"
+                 : mapped ? "local"
+                          : ddstore__far_path(store));
         snprintf(out->provider, sizeof(out->provider), "%s",
-                 mapped              ? "mapping"
-                 : store->access.ofi ? ddstore__ofi_provider(store->access.ofi)
-                                     : "tcp");
+                 mapped ? "mapping" : ddstore__far_provider(store));
         snprintf(out->reason, sizeof(out->reason), "%s",
                  mapped || store->access.map ? p->why : "DDSTORE_SHM=0");
         snprintf(out->state, sizeof(out->state), "%s",

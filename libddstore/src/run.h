@@ -17,6 +17,7 @@ typedef struct ddstore__run {
     uint8_t id[16], secret[16];
     int refs, members;        /* under the table's lock */
     atomic_int closing;       /* no member serves any more */
+    atomic_ullong steps;      /* collectives that this member has entered */
     ddstore__record *records; /* under the table's lock; only ever added or replaced */
 } ddstore__run;
 

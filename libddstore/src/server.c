@@ -278,6 +278,13 @@ static void serve_record(ddstore__server *s, ddstore__conn *c, const uint8_t *bo
         ddstore__answer_own(c, record, size);
 }
 
+static void serve_ping(ddstore__conn *c)
+{
+    uint8_t steps[8];
+    ddstore__put64(steps, atomic_load(&c->run->steps));
+    ddstore__answer_bytes(c, DDSTORE__DATA, steps, sizeof(steps));
+}
+
 /* One whole request. false: the connection is to be dropped. */
 static bool serve(ddstore__server *s, ddstore__conn *c, const ddstore__frame *f,
                   const uint8_t *body, size_t bytes)
@@ -305,7 +312,7 @@ static bool serve(ddstore__server *s, ddstore__conn *c, const ddstore__frame *f,
         serve_record(s, c, body, bytes);
         return true;
     case DDSTORE__PING:
-        ddstore__answer_bytes(c, DDSTORE__DATA, NULL, 0);
+        serve_ping(c);
         return true;
     default:
         return false;

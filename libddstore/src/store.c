@@ -4,9 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define HEAD_BYTES                                                                     \
-    8 /* of a message in ddstore__store_agree: code, length of its sentence */
-
 int ddstore__store_usable(const ddstore *store, ddstore_error *err)
 {
     if (store->fork_generation != ddstore__fork_generation)
@@ -17,68 +14,6 @@ int ddstore__store_usable(const ddstore *store, ddstore_error *err)
     if (atomic_load(&store->closed))
         return ddstore__fail(err, DDSTORE_ECLOSED, "the store was freed");
     return DDSTORE_OK;
-}
-
-void ddstore__gathered_free(ddstore__gathered *g)
-{
-    free(g->data);
-    free(g->offset);
-    *g = (ddstore__gathered){NULL, NULL};
-}
-
-/* The first failure among the messages, as everyone's error. */
-static int first_failure(const ddstore *store, const ddstore__gathered *g,
-                         const char *what, ddstore_error *err)
-{
-    for (int r = 0; r < store->size; r++) {
-        const uint8_t *p = g->data + g->offset[r];
-        uint64_t bytes = g->offset[r + 1] - g->offset[r];
-        uint32_t text = bytes >= HEAD_BYTES ? ddstore__get32(p + 4) : 0;
-        if (bytes < HEAD_BYTES || text > bytes - HEAD_BYTES)
-            return ddstore__fail(err, DDSTORE_ECONFLICT,
-                                 "rank %d sent no message of %s", r, what);
-        int code = (int)ddstore__get32(p);
-        if (code)
-            return ddstore__fail(err, code, "%s failed on rank %d: %.*s", what, r,
-                                 (int)text, (const char *)p + HEAD_BYTES);
-    }
-    return DDSTORE_OK;
-}
-
-int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure,
-                         const char *what, const void *message, size_t bytes,
-                         ddstore__gathered *out, ddstore_error *err)
-{
-    ddstore__buffer b = {0};
-    const char *text = own_failure ? own_failure->message : "";
-    *out = (ddstore__gathered){NULL, NULL};
-    ddstore__add32(&b, own_failure ? (uint32_t)own_failure->code : 0);
-    ddstore__add32(&b, (uint32_t)strlen(text));
-    ddstore__add_bytes(&b, text, strlen(text));
-    ddstore__add_bytes(&b, message, bytes);
-    out->offset = malloc(((size_t)store->size + 1) * sizeof(*out->offset));
-    if (b.failed || !out->offset) {
-        free(b.data);
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %s", what);
-    }
-    void *data = NULL;
-    int rc =
-        ddstore_comm_allgatherv(store->comm, b.data, b.bytes, &data, out->offset, err);
-    out->data = data;
-    free(b.data);
-    if (!rc)
-        rc = first_failure(store, out, what, err);
-    if (rc) {
-        ddstore__gathered_free(out);
-        return rc;
-    }
-    return DDSTORE_OK;
-}
-
-const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank, size_t *bytes)
-{
-    *bytes = (size_t)(g->offset[rank + 1] - g->offset[rank]) - HEAD_BYTES;
-    return g->data + g->offset[rank] + HEAD_BYTES;
 }
 
 /* What members tell each other first. */
@@ -147,6 +82,8 @@ static int check_hello(const ddstore *store, const uint8_t *first, const uint8_t
             "alike",
             (unsigned long long)ddstore__get64(p + at + 68), r,
             (unsigned long long)ddstore__get64(first + at + 68));
+    if (store->method == 0) /* MPI finds its own way */
+        return DDSTORE_OK;
     ddstore__contact zero;
     (void)ddstore__contact_decode(first + 32, DDSTORE__CONTACT_BYTES, &zero);
     if (strcmp(contact->provider, zero.provider) != 0)
@@ -187,18 +124,34 @@ static int meet_peers(ddstore *store, const ddstore__gathered *g, ddstore_error 
     return DDSTORE_OK;
 }
 
+const char *ddstore__far_path(const ddstore *store)
+{
+    return store->access.mpi ? "mpi" : store->access.ofi ? "rdma" : "tcp";
+}
+
+const char *ddstore__far_provider(const ddstore *store)
+{
+    return store->access.mpi   ? store->mpi.library
+           : store->access.ofi ? ddstore__ofi_provider(store->access.ofi)
+                               : "tcp";
+}
+
+static bool maps(const ddstore *store, int rank)
+{
+    return store->peer[rank]->self ||
+           (store->access.map && store->peer[rank]->mappable);
+}
+
 static void log_paths(const ddstore *store)
 {
     int local = 0, far = 0;
     for (int r = 0; r < store->size; r++) {
-        bool mapped =
-            store->peer[r]->self || (store->access.map && store->peer[r]->mappable);
+        bool mapped = maps(store, r);
         local += mapped;
         far += !mapped;
         if (!mapped)
             ddstore__log(DDSTORE_LOG_INFO, "rank %d on host %s is read by %s: %s", r,
-                         store->peer[r]->contact.process.host,
-                         store->access.ofi ? "rdma" : "tcp",
+                         store->peer[r]->contact.process.host, ddstore__far_path(store),
                          store->access.map ? store->peer[r]->why : "DDSTORE_SHM=0");
     }
     ddstore__log(
@@ -207,28 +160,45 @@ static void log_paths(const ddstore *store)
         "by %s",
         *store->ns ? store->ns : "(unnamed)", store->rank, store->size,
         store->engine->self.process.host, store->engine->iface, local, far,
-        store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "tcp");
+        ddstore__far_provider(store));
+}
+
+/* This process's part: it knows the others, serves the run, and watches over waits. */
+static int take_part(ddstore *store, const ddstore__gathered *hellos, uint8_t *maps_all,
+                     ddstore_error *err)
+{
+    int rc = meet_peers(store, hellos, err);
+    store->run =
+        ddstore__run_open(store->access.ticket.run, store->access.ticket.secret);
+    if (!rc && !store->run)
+        rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the run");
+    if (!rc)
+        rc = ddstore__watch_begin(store, err);
+    *maps_all = 1;
+    for (int r = 0; !rc && r < store->size; r++)
+        *maps_all &= maps(store, r);
+    return rc;
 }
 
 static int meet(ddstore *store, ddstore_error *err)
 {
-    uint8_t hello[HELLO_BYTES];
+    uint8_t hello[HELLO_BYTES], maps_all = 0;
     ddstore__gathered g;
     ddstore_error mine;
     make_hello(store, hello);
     int rc = ddstore__store_agree(store, NULL, "opening the store", hello,
                                   sizeof(hello), &g, err);
     if (!rc) {
-        int met = meet_peers(store, &g, &mine);
+        int met = take_part(store, &g, &maps_all, &mine);
         ddstore__gathered_free(&g);
-        store->run =
-            ddstore__run_open(store->access.ticket.run, store->access.ticket.secret);
-        if (!met && !store->run)
-            met = ddstore__fail(&mine, DDSTORE_ENOMEM, "no memory for the run");
         /* Nobody asks a member before it serves the run; hosts may judge differently.
          */
-        rc = ddstore__store_agree(store, met ? &mine : NULL, "opening the store", NULL,
-                                  0, &g, err);
+        rc = ddstore__store_agree(store, met ? &mine : NULL, "opening the store",
+                                  &maps_all, 1, &g, err);
+    }
+    for (int r = 0; !rc && r < store->size; r++) {
+        size_t bytes;
+        store->windows |= store->method == 0 && !*ddstore__gathered_at(&g, r, &bytes);
     }
     ddstore__gathered_free(&g);
     if (!rc)
@@ -236,16 +206,18 @@ static int meet(ddstore *store, ddstore_error *err)
     return rc;
 }
 
-static int check_options(const ddstore_options *o, bool extra, ddstore_error *err)
+enum kind { CORE, EXTRA, OVER_MPI };
+
+static int check_options(const ddstore_options *o, enum kind kind, ddstore_error *err)
 {
     if (!o || o->struct_bytes != sizeof(*o))
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "the options are of another version of this library");
-    if (o->method != 1 && o->method != 2)
+    if (kind == OVER_MPI ? o->method != 0 : o->method != 1 && o->method != 2)
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "method is %d: give 1 or 2 (0 needs an MPI communicator)",
                              o->method);
-    if (extra && o->method != 2)
+    if (kind == EXTRA && o->method != 2)
         return ddstore__fail(err, DDSTORE_EINVAL, "an extra member needs method 2");
     if (o->n_core < 0)
         return ddstore__fail(err, DDSTORE_EINVAL, "n_core is %d: give 0 or more",
@@ -254,10 +226,10 @@ static int check_options(const ddstore_options *o, bool extra, ddstore_error *er
 }
 
 /* All that needs no other member. */
-static int begin(const ddstore_options *o, bool extra, ddstore **out,
+static int begin(const ddstore_options *o, enum kind kind, ddstore **out,
                  ddstore_error *err)
 {
-    int rc = check_options(o, extra, err);
+    int rc = check_options(o, kind, err);
     if (rc)
         return rc;
     ddstore *store = calloc(1, sizeof(*store));
@@ -274,14 +246,15 @@ static int begin(const ddstore_options *o, bool extra, ddstore **out,
     *out = store;
     rc = ddstore__settings_load(&store->settings, o->settings, o->n_settings, err);
     if (!rc)
-        rc = ddstore__engine_acquire(&store->settings, &store->engine, err);
+        rc = ddstore__engine_acquire(&store->settings, kind != OVER_MPI, &store->engine,
+                                     err);
     if (rc)
         return rc;
     const ddstore__settings *s = &store->settings;
+    bool ofi = kind != OVER_MPI && strcmp(s->fabric, "tcp") && strcmp(s->fabric, "hsn");
     store->access = (ddstore__access){
         .patience = {(int64_t)(s->read_timeout_s * 1e9), &store->closed},
-        .ofi = strcmp(s->fabric, "tcp") && strcmp(s->fabric, "hsn") ? store->engine->ofi
-                                                                    : NULL,
+        .ofi = ofi ? store->engine->ofi : NULL,
         .map = s->shm,
     };
     ddstore__random(store->access.ticket.run, 16);
@@ -334,9 +307,42 @@ int ddstore_open(ddstore_comm *comm, const ddstore_options *options, ddstore **o
 {
     ddstore *store = NULL;
     ddstore_error mine;
-    int rc = begin(options, false, &store, &mine);
+    int rc = begin(options, CORE, &store, &mine);
     if (!rc && options->method == 2)
         rc = open_dir(store, options, true, &mine);
+    return open_over(store, comm, rc, &mine, out, err);
+}
+
+int ddstore_open_failed(ddstore_comm *comm, const ddstore_error *why,
+                        ddstore_error *err)
+{
+    ddstore *none = NULL;
+    return open_over(NULL, comm, why->code, why, &none, err);
+}
+
+int ddstore_open_mpi_calls(const ddstore_mpi_calls *calls,
+                           const ddstore_options *options, ddstore **out,
+                           ddstore_error *err)
+{
+    ddstore *store = NULL;
+    ddstore_comm *comm = NULL;
+    ddstore_error mine;
+    if (!calls || calls->struct_bytes != sizeof(*calls))
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "libddstore_mpi is of another version than libddstore");
+    int rc = begin(options, OVER_MPI, &store, &mine);
+    ddstore_comm_callbacks meeting = calls->comm;
+    if (store && meeting.timeout_s == 0)
+        meeting.timeout_s = store->settings.handshake_timeout_s;
+    int met = ddstore_comm_open_callbacks(&meeting, &comm, err);
+    if (met) {
+        ddstore_close(store);
+        return met;
+    }
+    if (!rc) {
+        store->mpi = *calls;
+        store->access.mpi = &store->mpi;
+    }
     return open_over(store, comm, rc, &mine, out, err);
 }
 
@@ -369,7 +375,7 @@ int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *optio
     ddstore_comm *comm = NULL;
     ddstore_error mine;
     uint8_t contact[DDSTORE__CLAIM_CONTACT];
-    int rc = begin(options, false, &store, &mine);
+    int rc = begin(options, CORE, &store, &mine);
     if (!rc && options->method == 2)
         rc = open_dir(store, options, true, &mine);
     ddstore__contact_probe probe = {contact, rc ? 0 : sizeof(contact), claim_alive};
@@ -395,7 +401,7 @@ int ddstore_open_extra(const ddstore_options *options, ddstore **out,
                        ddstore_error *err)
 {
     ddstore *store = NULL;
-    int rc = begin(options, true, &store, err);
+    int rc = begin(options, EXTRA, &store, err);
     if (!rc) {
         rc = open_dir(store, options, false, err);
         if (rc == DDSTORE_EKEY) { /* it may come: join() opens it */
@@ -469,6 +475,7 @@ void ddstore_close(ddstore *store)
     for (int r = 0; r < store->n_peers; r++)
         ddstore__peer_put(store->peer[r]);
     free(store->peer);
+    free(store->roll.absent);
     ddstore_comm_close(store->comm);
     ddstore__dir_close(store->dir);
     free(store->extra_dir);

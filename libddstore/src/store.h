@@ -3,6 +3,8 @@
 #ifndef DDSTORE_STORE_H
 #define DDSTORE_STORE_H
 
+#include "ddstore_mpi.h"
+
 #include "engine.h"
 #include "layout.h"
 #include "record.h"
@@ -13,7 +15,7 @@
 #include "transport/transport.h"
 
 typedef struct ddstore__counters { /* DDSTORE_PROFILE=1 only */
-    atomic_ullong calls, rows, bytes, rows_local, rows_rdma, rows_tcp, mr_miss;
+    atomic_ullong calls, rows, bytes, rows_local, rows_far, mr_miss;
     atomic_ullong mr_ns, read_ns, wait_ns;
 } ddstore__counters;
 
@@ -28,8 +30,20 @@ struct ddstore_var {
     ddstore__access access;    /* how its segments are read */
     ddstore__attachment *part; /* ranks of them */
     ddstore__segment *own;     /* this rank's shard; NULL: an extra member */
+    void *window;              /* method 0: of all shards; NULL: none is needed */
+    uint64_t number;           /* in order of creation: the same on all ranks */
     ddstore__counters counters;
 };
+
+/* What is known of the others while a collective waits; of the thread that waits. */
+typedef struct ddstore__roll {
+    int64_t begun_ns; /* the wait that it belongs to */
+    int64_t next_ask_ns, next_log_ns, failed_ns;
+    int next;            /* the rank to ask */
+    bool complete;       /* all were asked */
+    bool *absent;        /* by rank */
+    ddstore_error fault; /* once failed_ns is set */
+} ddstore__roll;
 
 /* Lock order: lock before attach_lock; neither is held while another store's, a peer's
  * or the engine's is taken but by the calls below them. Reads take attach_lock only for
@@ -41,6 +55,10 @@ struct ddstore {
     ddstore__run *run;  /* NULL: an extra member */
     ddstore__dir *dir;  /* method 2 */
     ddstore__access access;
+    ddstore_mpi_calls mpi; /* method 0 */
+    bool windows;          /* method 0: some rank can't map another one's memory */
+    ddstore__watch watch;
+    ddstore__roll roll;
     int method, rank, size, n_core;
     char ns[104];
     unsigned fork_generation;
@@ -72,6 +90,20 @@ const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank,
                                     size_t *bytes);
 void ddstore__gathered_free(ddstore__gathered *g);
 
+/* How ranks are read whose memory isn't mapped: "mpi", "rdma" or "tcp", and by what. */
+const char *ddstore__far_path(const ddstore *store);
+const char *ddstore__far_provider(const ddstore *store);
+
+/* absent.c: who keeps a collective of the store waiting. Begins once the peers are
+ * known. */
+int ddstore__watch_begin(ddstore *store, ddstore_error *err);
+
+/* Freeing the store waits until this thread has left. NULL: *rc and err say why not. */
+ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int *rc,
+                                           ddstore_error *err);
+/* rc. After DDSTORE_ETIMEDOUT the store is freed: the others shall not wait for it. */
+int ddstore__collective_leave(ddstore *store, ddstore__reader *reader, int rc);
+
 /* DDSTORE_EFABRIC: that rank can't be reached from here, whatever is tried. */
 int ddstore__check_reach(const ddstore *store, const ddstore__contact *contact,
                          int rank, ddstore_error *err);
@@ -84,6 +116,12 @@ int ddstore__var_make(ddstore *store, const ddstore__variable_record *record,
 void ddstore__var_enter(ddstore *store, ddstore_var *var);
 void ddstore__var_detach(ddstore_var *var); /* unmaps all; nobody reads it any more */
 void ddstore__var_free(ddstore_var *var);
+
+/* alltoall.c: method 0's get_batch. failure is nullable: the caller's own; then var is
+ * too. */
+int ddstore__alltoall(ddstore *store, ddstore_var *var, ddstore__reader *reader,
+                      const int64_t *rows, size_t n, void *dst,
+                      const ddstore_error *failure, ddstore_error *err);
 
 /* Method 2, core rank 0: writes the variable's record and offers it on the channel. */
 int ddstore__publish(ddstore *store, const ddstore__variable_record *record,

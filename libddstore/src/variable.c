@@ -157,6 +157,7 @@ void ddstore__var_enter(ddstore *store, ddstore_var *var)
     ddstore_var *last = atomic_load(first);
     while (last && last->next)
         last = last->next;
+    var->number = last ? last->number + 1 : 0;
     if (last)
         last->next = var;
     else

@@ -64,7 +64,7 @@ enum ddstore__frame_type {
     DDSTORE__DATA,    /* the bytes of all runs, back to back */
     DDSTORE__REFUSED, /* status; a sentence */
     DDSTORE__RECORD,  /* a variable's name; answered by DATA with its record */
-    DDSTORE__PING,    /* answered by DATA of no bytes */
+    DDSTORE__PING,    /* answered by DATA: u64, the collectives it has entered */
     DDSTORE__CLOSING  /* the run's store was freed */
 };
 

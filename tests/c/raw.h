@@ -139,9 +139,11 @@ static inline int raw_open(const ddstore__variable_record *r, int rank)
 static inline void raw_ping(int fd)
 {
     ddstore__frame f;
+    uint8_t steps[8];
     raw_frame(fd, (ddstore__frame){.type = DDSTORE__PING}, NULL, 0);
     CHECK(raw_head(fd, &f));
-    CHECK(f.type == DDSTORE__DATA && f.bytes == 0);
+    CHECK(f.type == DDSTORE__DATA && f.bytes == sizeof(steps));
+    CHECK(raw_receive(fd, steps, sizeof(steps)));
 }
 
 typedef struct raw_run {

@@ -45,7 +45,58 @@ static void host_close(void *arg)
     free(m);
 }
 
-enum backend { SELF, FILES, CALLBACK };
+/* The same, started and then asked for: a round's bytes are kept until the round after
+ * the next one, which none begins before all have ended it. */
+struct started {
+    struct host_member m;
+    int round;
+    size_t bytes;
+    void *all;
+};
+
+static struct {
+    pthread_mutex_t lock;
+    int arrived[2];
+    uint8_t *all[2];
+} rounds = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int start_allgather(void *arg, const void *mine, size_t bytes, void *all)
+{
+    struct started *s = arg;
+    int slot = s->round % 2;
+    pthread_mutex_lock(&rounds.lock);
+    if (rounds.arrived[slot] == s->m.size || !rounds.all[slot]) { /* of a past round */
+        rounds.all[slot] = realloc(rounds.all[slot], bytes * (size_t)s->m.size + 1);
+        rounds.arrived[slot] = 0;
+    }
+    memcpy(rounds.all[slot] + bytes * (size_t)s->m.rank, mine, bytes);
+    rounds.arrived[slot]++;
+    pthread_mutex_unlock(&rounds.lock);
+    s->bytes = bytes;
+    s->all = all;
+    return s->m.host->fail_after == 0 ? 78 : 0;
+}
+
+static int test_allgather(void *arg)
+{
+    struct started *s = arg;
+    int slot = s->round % 2;
+    pthread_mutex_lock(&rounds.lock);
+    bool done = rounds.arrived[slot] == s->m.size;
+    if (done)
+        memcpy(s->all, rounds.all[slot], s->bytes * (size_t)s->m.size);
+    pthread_mutex_unlock(&rounds.lock);
+    s->round += done;
+    return done;
+}
+
+static void why_allgather(void *arg, char *text, size_t bytes)
+{
+    (void)arg;
+    snprintf(text, bytes, "the cat sat on it");
+}
+
+enum backend { SELF, FILES, CALLBACK, STARTED };
 
 struct suite {
     enum backend backend;
@@ -62,10 +113,26 @@ static ddstore_comm *open_comm(struct suite *s, int rank, int size)
         rc = ddstore_comm_open_self(&comm, &err);
     else if (s->backend == FILES)
         return open_or_die(rank, size, 30);
-    else {
+    else if (s->backend == STARTED) {
+        struct started *m = calloc(1, sizeof(*m));
+        m->m = (struct host_member){&s->host, rank, size, 0};
+        ddstore_comm_callbacks how = {.rank = rank,
+                                      .size = size,
+                                      .timeout_s = 30,
+                                      .allgather = start_allgather,
+                                      .test = test_allgather,
+                                      .why = why_allgather,
+                                      .close = host_close,
+                                      .arg = m};
+        rc = ddstore_comm_open_callbacks(&how, &comm, &err);
+    } else {
         struct host_member *m = calloc(1, sizeof(*m));
         *m = (struct host_member){&s->host, rank, size, 0};
-        ddstore_comm_callbacks how = {rank, size, host_allgather, host_close, m};
+        ddstore_comm_callbacks how = {.rank = rank,
+                                      .size = size,
+                                      .allgather = host_allgather,
+                                      .close = host_close,
+                                      .arg = m};
         rc = ddstore_comm_open_callbacks(&how, &comm, &err);
     }
     if (rc) {
@@ -80,10 +147,14 @@ static void with_suite(enum backend backend, int size, void (*fn)(int, int, void
     struct suite s = {.backend = backend, .host = {.fail_after = -1}};
     pthread_barrier_init(&s.host.barrier, NULL, (unsigned)size);
     run_threads(size, fn, &s);
-    if (backend == CALLBACK)
+    if (backend == CALLBACK || backend == STARTED)
         assert_int_equal(s.host.closed, size);
     pthread_barrier_destroy(&s.host.barrier);
     free(s.host.all);
+    for (int i = 0; i < 2; i++) {
+        free(rounds.all[i]);
+        rounds.all[i] = NULL;
+    }
 }
 
 /* -- the cases; they run in threads, so they abort instead of jumping -- */
@@ -218,6 +289,8 @@ CASES(file_two, FILES, 2)
 CASES(file_five, FILES, 5)
 CASES(callback_one, CALLBACK, 1)
 CASES(callback_four, CALLBACK, 4)
+CASES(started_one, STARTED, 1)
+CASES(started_four, STARTED, 4)
 
 /* -- beside the suite -- */
 
@@ -264,7 +337,10 @@ static void bad_descriptions_are_refused(void **state)
     assert_int_equal(ddstore_comm_open_file(NULL, &comm, &err), DDSTORE_EINVAL);
     assert_int_equal(ddstore_comm_open_file(&bad[0], NULL, &err), DDSTORE_EINVAL);
     assert_int_equal(ddstore_comm_open_callbacks(NULL, &comm, &err), DDSTORE_EINVAL);
-    ddstore_comm_callbacks cb = {2, 2, host_allgather, NULL, NULL};
+    ddstore_comm_callbacks cb = {.rank = 2, .size = 2, .allgather = host_allgather};
+    assert_int_equal(ddstore_comm_open_callbacks(&cb, &comm, &err), DDSTORE_EINVAL);
+    cb = (ddstore_comm_callbacks){
+        .size = 2, .allgather = host_allgather, .timeout_s = -1};
     assert_int_equal(ddstore_comm_open_callbacks(&cb, &comm, &err), DDSTORE_EINVAL);
     assert_int_equal(ddstore_comm_open_self(NULL, &err), DDSTORE_EINVAL);
     ddstore_comm_close(NULL);
@@ -277,12 +353,91 @@ static void a_failed_callback_breaks_the_group(void **state)
     struct suite s = {.backend = CALLBACK, .host = {.fail_after = 0}};
     ddstore_error err;
     ddstore_comm *comm = open_comm(&s, 0, 1);
-    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EPEER);
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EFABRIC);
     assert_non_null(strstr(err.message, "77"));
     s.host.fail_after = -1;
-    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EPEER);
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EFABRIC);
     assert_non_null(strstr(err.message, "earlier"));
     ddstore_comm_close(comm);
+}
+
+/* -- a collective that the library waits for -- */
+
+static int test_never(void *arg)
+{
+    (void)arg;
+    return 0;
+}
+
+static int look_once(void *arg, int64_t begun_ns, ddstore_error *err)
+{
+    assert_true(begun_ns <= ddstore__now_ns());
+    return ++*(int *)arg < 100
+               ? DDSTORE_OK
+               : ddstore__fail(err, DDSTORE_EPEER, "rank 1 of the test is gone");
+}
+
+static void names_missing(void *arg, char *text, size_t bytes)
+{
+    (void)arg;
+    snprintf(text, bytes, "rank 1 (host there)");
+}
+
+/* A group of two whose other member never comes. */
+static ddstore_comm *lonely(double timeout_s, struct suite *s)
+{
+    ddstore_comm *comm = NULL;
+    struct started *m = calloc(1, sizeof(*m));
+    m->m = (struct host_member){&s->host, 0, 2, 0};
+    ddstore_comm_callbacks how = {.rank = 0,
+                                  .size = 2,
+                                  .timeout_s = timeout_s,
+                                  .allgather = start_allgather,
+                                  .test = test_never,
+                                  .close = host_close,
+                                  .arg = m};
+    assert_int_equal(ddstore_comm_open_callbacks(&how, &comm, NULL), 0);
+    return comm;
+}
+
+static void an_absent_member_is_named(void **state)
+{
+    (void)state;
+    struct suite s = {.backend = STARTED, .host = {.fail_after = -1}};
+    ddstore_error err;
+    ddstore__watch watch = {.look = look_once, .missing = names_missing};
+    ddstore_comm *comm = lonely(0.05, &s);
+    int looks = -1000000000;
+    watch.arg = &looks;
+    comm->watch = &watch;
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_ETIMEDOUT);
+    assert_non_null(strstr(err.message, "missing rank 1 (host there)"));
+    assert_non_null(strstr(err.message, "0.05 s"));
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_ETIMEDOUT);
+    ddstore_comm_close(comm);
+    comm = lonely(30, &s); /* whoever watches ends the wait */
+    looks = 0;
+    comm->watch = &watch;
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EPEER);
+    assert_non_null(strstr(err.message, "rank 1 of the test is gone"));
+    ddstore_comm_close(comm);
+    rounds.arrived[0] = 0;
+    free(rounds.all[0]);
+    rounds.all[0] = NULL;
+}
+
+static void a_failed_start_says_why(void **state)
+{
+    (void)state;
+    struct suite s = {.backend = STARTED, .host = {.fail_after = 0}};
+    ddstore_error err;
+    ddstore_comm *comm = open_comm(&s, 0, 1);
+    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EFABRIC);
+    assert_non_null(strstr(err.message, "78"));
+    assert_non_null(strstr(err.message, "the cat sat on it"));
+    ddstore_comm_close(comm);
+    free(rounds.all[0]);
+    rounds.all[0] = NULL;
 }
 
 /* -- many members -- */
@@ -341,9 +496,13 @@ int main(void)
         SUITE(file_five),
         SUITE(callback_one),
         SUITE(callback_four),
+        SUITE(started_one),
+        SUITE(started_four),
         TEST(forked_children_are_refused),
         TEST(bad_descriptions_are_refused),
         TEST(a_failed_callback_breaks_the_group),
+        TEST(an_absent_member_is_named),
+        TEST(a_failed_start_says_why),
         TEST(a_thousand_members_meet_soon),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

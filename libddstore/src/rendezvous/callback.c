@@ -1,16 +1,33 @@
-/* A group that meets through a host program's own allgather of equal pieces. */
+/* A group that meets through a host program's own allgather of equal pieces. Where that
+ * only starts, the wait is here: with a deadline, and a look at those who are missing.
+ */
 #include "rendezvous.h"
+
+#include "../settings.h"
+
+#include <stdio.h>
 
 #include <stdlib.h>
 
 #define ROUND_BYTES (64u << 20) /* gathered at once by all ranks, padding included */
 #define PIECE_LEAST (64u << 10)
+#define TIMEOUT_S   300 /* where even that setting is bad */
+#define HEAD        32u /* bytes of a gather's first message */
+#define GATHERV     1u  /* its kind here; others: rendezvous.h */
 
 struct callback_comm {
     ddstore_comm base;
     ddstore_comm_callbacks host;
-    uint8_t
-        *small; /* 8 bytes a rank: never fails for lack of memory in mid-collective */
+    int64_t timeout_ns;
+    bool given_up;  /* a gather was started and never ended: its memory is kept */
+    uint8_t *heads; /* HEAD bytes of this rank, then of all: there is always memory */
+    ddstore__gather_head *gathered; /* the same, decoded */
+};
+
+/* Memory that the host program may write at any time. */
+struct kept {
+    struct kept *next;
+    void *memory;
 };
 
 /* What one allgatherv needs beside the result. */
@@ -21,51 +38,124 @@ struct plan {
     uint8_t *data;
 };
 
-static int gather(struct callback_comm *c, const void *mine, size_t bytes, void *all,
-                  ddstore_error *err)
+static int failed(struct callback_comm *c, int code, ddstore_error *err)
 {
-    if (atomic_load(&c->base.closed))
-        return ddstore__fail(err, DDSTORE_ECLOSED, "the communicator was closed");
-    int rc = c->host.allgather(c->host.arg, mine, bytes, all);
-    if (!rc)
-        return DDSTORE_OK;
+    char words[512] = "";
+    if (c->host.why)
+        c->host.why(c->host.arg, words, sizeof(words));
+    return ddstore__fail(err, DDSTORE_EFABRIC,
+                         "a collective of the host program failed on rank %d of %d (it "
+                         "returned %d)%s%s",
+                         c->base.rank, c->base.size, code, *words ? ": " : "", words);
+}
+
+static int timed_out(struct callback_comm *c, ddstore_error *err)
+{
+    char missing[512] = "";
+    if (c->base.watch)
+        c->base.watch->missing(c->base.watch->arg, missing, sizeof(missing));
     return ddstore__fail(
-        err, DDSTORE_EPEER,
-        "the host program's allgather of %zu bytes failed on rank %d of %d "
-        "(it returned %d)",
-        bytes, c->base.rank, c->base.size, rc);
+        err, DDSTORE_ETIMEDOUT,
+        "not all %d ranks came within %g s (DDSTORE_HANDSHAKE_TIMEOUT_S): %s%s",
+        c->base.size, (double)c->timeout_ns / 1e9, *missing ? "missing " : "",
+        *missing ? missing : "a rank is absent or is in another call");
+}
+
+int ddstore__callback_wait(ddstore_comm *comm, ddstore_error *err)
+{
+    struct callback_comm *c = (struct callback_comm *)comm;
+    const ddstore__watch *watch = comm->watch;
+    ddstore__pauses pause;
+    int done;
+    ddstore__pause_begin(&pause, c->timeout_ns, &comm->closed);
+    while (!(done = c->host.test(c->host.arg))) {
+        int rc = ddstore__pause(&pause, err);
+        if (!rc && watch)
+            rc = watch->look(watch->arg, pause.begun_ns, err);
+        if (!rc)
+            continue;
+        c->given_up = true;
+        return rc == DDSTORE_ETIMEDOUT ? timed_out(c, err) : rc;
+    }
+    return done > 0 ? DDSTORE_OK : failed(c, done, err);
+}
+
+int ddstore__callback_gather(ddstore_comm *comm, const void *mine, size_t bytes,
+                             void *all, ddstore_error *err)
+{
+    struct callback_comm *c = (struct callback_comm *)comm;
+    if (atomic_load(&comm->closed))
+        return ddstore__fail(err, DDSTORE_ECLOSED, "the communicator was closed");
+    int code = c->host.allgather(c->host.arg, mine, bytes, all);
+    if (code)
+        return failed(c, code, err);
+    return c->host.test ? ddstore__callback_wait(comm, err) : DDSTORE_OK;
+}
+
+int ddstore__callback_enter(ddstore_comm *comm, const ddstore__gather_head *mine,
+                            ddstore__gather_head *all, ddstore_error *err)
+{
+    struct callback_comm *c = (struct callback_comm *)comm;
+    uint8_t *own = c->heads, *at = c->heads + HEAD;
+    ddstore__put32(own, mine->kind);
+    ddstore__put32(own + 4, (uint32_t)mine->code);
+    for (size_t i = 0; i < 3; i++)
+        ddstore__put64(own + 8 + 8 * i, mine->word[i]);
+    int rc = ddstore__callback_gather(comm, own, HEAD, at, err);
+    for (int r = 0; !rc && r < comm->size; r++, at += HEAD) {
+        all[r] = (ddstore__gather_head){.kind = ddstore__get32(at),
+                                        .code = (int32_t)ddstore__get32(at + 4)};
+        for (size_t i = 0; i < 3; i++)
+            all[r].word[i] = ddstore__get64(at + 8 + 8 * i);
+        if (all[r].kind != all[0].kind)
+            rc = ddstore__fail(err, DDSTORE_ECONFLICT,
+                               "rank %d and rank 0 are in different collective calls: "
+                               "all ranks make the same calls in the same order",
+                               r);
+    }
+    return rc;
 }
 
 /* Fills offsets[0..size]; all ranks come to the same result. */
 static int gather_sizes(struct callback_comm *c, size_t bytes, uint64_t *offsets,
                         uint64_t *largest, ddstore_error *err)
 {
-    uint8_t word[8];
-    ddstore__put64(word, bytes);
-    int rc = gather(c, word, sizeof(word), c->small, err);
+    ddstore__gather_head mine = {.kind = GATHERV, .word = {bytes}};
+    int rc = ddstore__callback_enter(&c->base, &mine, c->gathered, err);
     if (rc)
         return rc;
     *largest = 0;
     offsets[0] = 0;
     for (int r = 0; r < c->base.size; r++) {
-        uint64_t n = ddstore__get64(c->small + (size_t)r * 8);
+        uint64_t n = c->gathered[r].word[0];
         if (n > PTRDIFF_MAX - offsets[r])
             return ddstore__fail(
                 err, DDSTORE_EINVAL,
-                "the contributions up to rank %d exceed what memory can "
-                "address",
-                r);
+                "the contributions up to rank %d exceed what memory can address", r);
         offsets[r + 1] = offsets[r] + n;
         *largest = n > *largest ? n : *largest;
     }
     return DDSTORE_OK;
 }
 
-static void free_plan(struct plan *plan)
+void ddstore__callback_free(const ddstore_comm *comm, void *memory)
 {
-    free(plan->mine);
-    free(plan->all);
-    free(plan->data);
+    static _Atomic(struct kept *) kept; /* so that it isn't lost, only never freed */
+    struct kept *k;
+    if (!((const struct callback_comm *)comm)->given_up) {
+        free(memory);
+    } else if (memory && (k = malloc(sizeof(*k)))) {
+        *k = (struct kept){atomic_load(&kept), memory};
+        while (!atomic_compare_exchange_weak(&kept, &k->next, k))
+            ;
+    }
+}
+
+static void free_plan(const struct callback_comm *c, struct plan *plan)
+{
+    ddstore__callback_free(&c->base, plan->mine);
+    ddstore__callback_free(&c->base, plan->all);
+    ddstore__callback_free(&c->base, plan->data);
 }
 
 /* All ranks learn whether all of them have the memory: nobody leaves the others alone.
@@ -80,12 +170,12 @@ static int allocate(struct callback_comm *c, uint64_t total, struct plan *plan,
     plan->mine = malloc(plan->piece);
     plan->all = malloc(plan->piece * size);
     plan->data = malloc(total);
-    uint8_t lacking = !plan->mine || !plan->all || !plan->data;
-    int rc = gather(c, &lacking, 1, c->small, err);
+    c->heads[0] = !plan->mine || !plan->all || !plan->data; /* lacking */
+    int rc = ddstore__callback_gather(&c->base, c->heads, 1, c->heads + HEAD, err);
     if (rc)
         return rc;
     for (int r = 0; r < c->base.size; r++)
-        if (c->small[r])
+        if (c->heads[HEAD + (size_t)r])
             return ddstore__fail(
                 err, DDSTORE_ENOMEM,
                 "rank %d has no memory for the %llu bytes of all %d ranks", r,
@@ -104,7 +194,7 @@ static int gather_rounds(struct callback_comm *c, const uint8_t *mine, size_t by
         if (own)
             memcpy(plan->mine, mine + at, own);
         memset(plan->mine + own, 0, piece - own);
-        int rc = gather(c, plan->mine, piece, plan->all, err);
+        int rc = ddstore__callback_gather(&c->base, plan->mine, piece, plan->all, err);
         if (rc)
             return rc;
         for (int r = 0; r < c->base.size; r++) {
@@ -139,7 +229,7 @@ static int callback_allgatherv(ddstore_comm *comm, const void *mine, size_t byte
         *data = plan.data;
         plan.data = NULL;
     }
-    free_plan(&plan);
+    free_plan(c, &plan);
     return rc;
 }
 
@@ -148,7 +238,8 @@ static void callback_close(ddstore_comm *comm)
     struct callback_comm *c = (struct callback_comm *)comm;
     if (c->host.close && comm->fork_generation == ddstore__fork_generation)
         c->host.close(c->host.arg);
-    free(c->small);
+    ddstore__callback_free(comm, c->heads);
+    free(c->gathered);
     free(c);
 }
 
@@ -157,6 +248,17 @@ static const ddstore__rendezvous_ops ops = {
     .allgatherv = callback_allgatherv,
     .close = callback_close,
 };
+
+/* By what can be read of the settings: a member where they are bad meets the others all
+ * the same, to tell them. */
+static double default_timeout(void)
+{
+    ddstore__settings s = {0};
+    (void)ddstore__settings_load(&s, NULL, 0, NULL);
+    double seconds = s.handshake_timeout_s;
+    ddstore__settings_free(&s);
+    return seconds > 0 ? seconds : TIMEOUT_S;
+}
 
 int ddstore_comm_open_callbacks(const ddstore_comm_callbacks *how, ddstore_comm **out,
                                 ddstore_error *err)
@@ -170,11 +272,19 @@ int ddstore_comm_open_callbacks(const ddstore_comm_callbacks *how, ddstore_comm 
     if (how->size < 1 || how->rank < 0 || how->rank >= how->size)
         return ddstore__fail(err, DDSTORE_EINVAL, "rank %d is not one of %d ranks",
                              how->rank, how->size);
+    if (!(how->timeout_s >= 0))
+        return ddstore__fail(err, DDSTORE_EINVAL,
+                             "the time-out must be a number of seconds, 0 for the "
+                             "default; it is %g",
+                             how->timeout_s);
+    double timeout_s = how->timeout_s > 0 ? how->timeout_s : default_timeout();
     struct callback_comm *c = calloc(1, sizeof(*c));
-    uint8_t *small = calloc((size_t)how->size, 8);
-    if (!c || !small) {
+    uint8_t *heads = calloc((size_t)how->size + 1, HEAD);
+    ddstore__gather_head *gathered = calloc((size_t)how->size, sizeof(*gathered));
+    if (!c || !heads || !gathered) {
         free(c);
-        free(small);
+        free(heads);
+        free(gathered);
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a communicator");
     }
     c->base.ops = &ops;
@@ -182,7 +292,9 @@ int ddstore_comm_open_callbacks(const ddstore_comm_callbacks *how, ddstore_comm 
     c->base.size = how->size;
     c->base.fork_generation = ddstore__fork_generation;
     c->host = *how;
-    c->small = small;
+    c->timeout_ns = timeout_s < 9e9 ? (int64_t)(timeout_s * 1e9) : DDSTORE__FOREVER;
+    c->heads = heads;
+    c->gathered = gathered;
     *out = &c->base;
     return DDSTORE_OK;
 }

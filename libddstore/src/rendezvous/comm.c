@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 /* Whether comm may take part in another collective. */
-static int enter(const ddstore_comm *comm, ddstore_error *err)
+int ddstore__comm_enter(ddstore_comm *comm, ddstore_error *err)
 {
     if (!comm)
         return ddstore__fail(err, DDSTORE_EINVAL, "no communicator is given");
@@ -22,10 +22,12 @@ static int enter(const ddstore_comm *comm, ddstore_error *err)
                              "an earlier collective of this communicator failed (%s): "
                              "close it and meet anew",
                              ddstore_code_name(comm->broken));
+    if (comm->steps)
+        atomic_fetch_add(comm->steps, 1);
     return DDSTORE_OK;
 }
 
-static int leave(ddstore_comm *comm, int rc)
+int ddstore__comm_leave(ddstore_comm *comm, int rc)
 {
     if (rc)
         comm->broken = rc;
@@ -47,30 +49,30 @@ int ddstore_comm_allgatherv(ddstore_comm *comm, const void *mine, size_t bytes,
 {
     if (data)
         *data = NULL;
-    int rc = enter(comm, err);
-    if (rc)
-        return rc;
     if (!data || !offsets || (!mine && bytes))
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "allgatherv needs data, offsets and the caller's bytes");
-    return leave(comm, comm->ops->allgatherv(comm, mine, bytes, data, offsets, err));
+    int rc = ddstore__comm_enter(comm, err);
+    if (rc)
+        return rc;
+    return ddstore__comm_leave(
+        comm, comm->ops->allgatherv(comm, mine, bytes, data, offsets, err));
 }
 
 int ddstore_comm_barrier(ddstore_comm *comm, ddstore_error *err)
 {
-    int rc = enter(comm, err);
+    void *data = NULL;
+    int rc = ddstore__comm_enter(comm, err);
     if (rc)
         return rc;
     if (comm->ops->barrier)
-        return leave(comm, comm->ops->barrier(comm, err));
-    void *data = NULL;
+        return ddstore__comm_leave(comm, comm->ops->barrier(comm, err));
     uint64_t *offsets = calloc((size_t)comm->size + 1, sizeof(*offsets));
-    if (!offsets)
-        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a barrier");
-    rc = comm->ops->allgatherv(comm, "", 0, &data, offsets, err);
+    rc = offsets ? comm->ops->allgatherv(comm, "", 0, &data, offsets, err)
+                 : ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a barrier");
     free(data);
     free(offsets);
-    return leave(comm, rc);
+    return ddstore__comm_leave(comm, rc);
 }
 
 void ddstore_comm_wake(ddstore_comm *comm)

@@ -26,6 +26,17 @@ typedef struct ddstore__rendezvous_ops {
     void (*close)(ddstore_comm *comm);
 } ddstore__rendezvous_ops;
 
+/* Looks after those whom a collective waits for; given by the store, which knows how to
+ * ask them. */
+typedef struct ddstore__watch {
+    /* Between two looks at whether a collective that began then is over. Not 0: it
+     * never will be, and whose fault that is. */
+    int (*look)(void *arg, int64_t begun_ns, ddstore_error *err);
+    /* The ranks that are known not to have come, as text; "" where none is. */
+    void (*missing)(void *arg, char *text, size_t bytes);
+    void *arg;
+} ddstore__watch;
+
 /* The head of every back end's own struct. */
 struct ddstore_comm {
     const ddstore__rendezvous_ops *ops;
@@ -33,8 +44,37 @@ struct ddstore_comm {
     int broken;        /* a collective failed: code of later calls */
     atomic_int closed; /* set by ddstore_comm_wake */
     unsigned fork_generation;
+    const ddstore__watch *watch; /* nullable */
+    atomic_ullong *steps;        /* nullable: counts the collectives entered */
 };
 
+/* -- callback.c, for method 0: collectives whose first words all ranks know -- */
+
+typedef struct ddstore__gather_head {
+    uint32_t kind; /* of the collective, so that no two are mixed */
+    int32_t code;  /* of this rank's own failure */
+    uint64_t word[3];
+} ddstore__gather_head;
+
+#define DDSTORE__GATHER_BATCH 2u
+
+/* Gathers one head of every rank; DDSTORE_ECONFLICT where a rank is in a collective of
+ * another kind. ddstore__comm_enter
+ * comes before it, ddstore__comm_leave behind. */
+int ddstore__callback_enter(ddstore_comm *comm, const ddstore__gather_head *mine,
+                            ddstore__gather_head *all, ddstore_error *err);
+int ddstore__callback_gather(ddstore_comm *comm, const void *mine, size_t bytes,
+                             void *all, ddstore_error *err);
+/* Waits for what the host program's test tells. */
+int ddstore__callback_wait(ddstore_comm *comm, ddstore_error *err);
+/* free(), but where a collective of this comm was given up: then the host program may
+ * still write its buffers, and they are kept for ever. */
+void ddstore__callback_free(const ddstore_comm *comm, void *memory);
+
+/* -- comm.c -- */
+
+int ddstore__comm_enter(ddstore_comm *comm, ddstore_error *err);
+int ddstore__comm_leave(ddstore_comm *comm, int rc); /* rc */
 int ddstore__comm_may_publish(ddstore_comm *comm, ddstore_error *err);
 
 /* What the file back end asks of its user beside the public arguments: how a holder of

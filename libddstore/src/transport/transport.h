@@ -2,6 +2,8 @@
 #ifndef DDSTORE_TRANSPORT_H
 #define DDSTORE_TRANSPORT_H
 
+#include "ddstore_mpi.h"
+
 #include "../channel.h"
 #include "../reader.h"
 #include "../segment.h"
@@ -10,8 +12,9 @@
 typedef struct ddstore__access {
     ddstore__ticket ticket;
     ddstore__patience patience;
-    ddstore__ofi *ofi; /* NULL: path 3 */
-    bool map;          /* DDSTORE_SHM */
+    ddstore__ofi *ofi;            /* NULL: path 3 */
+    bool map;                     /* DDSTORE_SHM */
+    const ddstore_mpi_calls *mpi; /* method 0: path 4, in place of 2 and 3 */
 } ddstore__access;
 
 /* A peer's segment as this process sees it. Attached on first need; `data` then tells
@@ -83,6 +86,12 @@ int ddstore__tcp_begin(ddstore__reader *reader, const ddstore__access *access,
 int ddstore__tcp_finish(ddstore__reader *reader, const ddstore__access *access,
                         ddstore__stream *streams, size_t n, size_t *failed,
                         ddstore_error *err);
+
+/* -- window.c: path 4, over MPI -- */
+
+int ddstore__window_read(const ddstore__access *access, void *window,
+                         const ddstore__request *request, ddstore__times *times,
+                         ddstore_error *err);
 
 /* -- rdma.c: path 2, over ofi.h -- */
 

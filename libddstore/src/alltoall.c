@@ -1,0 +1,321 @@
+/*
+ * get_batch of method 0, which all ranks call together. Rows that are mapped are
+ * copied; the others are asked for by an allgather of their numbers and sent by rounds
+ * of an all-to-all, each of at most DDSTORE_ALLTOALL_MAX_BYTES a rank. The method is
+ * that of MDLoader: every rank learns what all want, and so what to send.
+ */
+#include "fetch.h"
+
+#include <stdlib.h>
+
+/* Rows between this rank and each other one, in the order in which their bytes travel:
+ * of rank r, entries first[r] to first[r + 1] - 1. */
+typedef struct rows_by_rank {
+    size_t *first;
+    uint64_t *at; /* offsets in bytes: of the own shard, or of the destination */
+} rows_by_rank;
+
+typedef struct batch {
+    ddstore *store;
+    ddstore_var *var;
+    ddstore__far_row *far;  /* what this rank wants */
+    size_t n_far, most_far; /* most_far: the most that any rank wants */
+    uint64_t most_pair;     /* rows, of any rank from any other */
+    ddstore__gather_head *heads;
+    uint8_t *wanted; /* a status and the rows' numbers, piece bytes a rank */
+    size_t piece;
+    rows_by_rank out, in;
+    uint8_t *send, *receive;
+    int *counts; /* of bytes and displacements, for both directions: 4 * ranks */
+} batch;
+
+static void free_batch(batch *b)
+{
+    void *all[] = {b->heads, b->wanted, b->out.first, b->out.at, b->in.first,
+                   b->in.at, b->send,   b->receive,   b->counts};
+    for (size_t i = 0; i < DDSTORE__COUNT(all); i++)
+        ddstore__callback_free(b->store->comm, all[i]);
+}
+
+/* -- what all want -- */
+
+static uint64_t most_of_one(const batch *b)
+{
+    uint64_t most = 0;
+    if (!b->n_far)
+        return 0;
+    size_t *n = calloc((size_t)b->store->size, sizeof(*n));
+    for (size_t i = 0; n && i < b->n_far; i++) {
+        int owner = ddstore__layout_rank(&b->var->layout, b->far[i].row);
+        most = ++n[owner] > most ? n[owner] : most;
+    }
+    free(n);
+    return n ? most : b->n_far; /* a bound will do */
+}
+
+static int other_variable(const batch *b, int rank, ddstore_error *err)
+{
+    const ddstore_var *zero = ddstore_var_at(b->store, b->heads[0].word[0]);
+    const ddstore_var *other = ddstore_var_at(b->store, b->heads[rank].word[0]);
+    return ddstore__fail(err, DDSTORE_EINVAL,
+                         "get_batch: rank %d reads variable %s and rank 0 %s", rank,
+                         other ? other->name : "?", zero ? zero->name : "?");
+}
+
+/* The ranks' failures, or what they want: the same result on all of them. */
+static int tell_wishes(batch *b, const ddstore_error *failure, ddstore_error *err)
+{
+    ddstore__gather_head mine = {
+        .kind = DDSTORE__GATHER_BATCH,
+        .code = failure ? failure->code : 0,
+        .word = {b->var ? b->var->number : 0, b->n_far, most_of_one(b)},
+    };
+    ddstore__gathered g;
+    bool failed = false;
+    int rc = ddstore__comm_enter(b->store->comm, err);
+    if (rc)
+        return rc;
+    rc = ddstore__comm_leave(
+        b->store->comm, ddstore__callback_enter(b->store->comm, &mine, b->heads, err));
+    for (int r = 0; !rc && r < b->store->size; r++)
+        failed |= b->heads[r].code != 0;
+    if (rc || failed) {
+        if (!rc)
+            rc = ddstore__store_agree(b->store, failure, "get_batch", NULL, 0, &g, err);
+        return rc;
+    }
+    for (int r = 0; r < b->store->size; r++) {
+        if (b->heads[r].word[0] != b->heads[0].word[0])
+            return other_variable(b, r, err);
+        uint64_t n = b->heads[r].word[1], pair = b->heads[r].word[2];
+        b->most_far = n > b->most_far ? n : b->most_far;
+        b->most_pair = pair > b->most_pair ? pair : b->most_pair;
+    }
+    return DDSTORE_OK;
+}
+
+/* -- who sends what -- */
+
+static bool list_open(rows_by_rank *l, int ranks, size_t n)
+{
+    l->first = calloc((size_t)ranks + 2, sizeof(*l->first));
+    l->at = malloc((n ? n : 1) * sizeof(*l->at));
+    return l->first && l->at;
+}
+
+/* The destination's rows by the rank that they come from. */
+static bool list_in(batch *b)
+{
+    size_t *first;
+    if (!list_open(&b->in, b->store->size, b->n_far))
+        return false;
+    first = b->in.first + 1; /* entered one rank late, so that it ends as it should */
+    for (size_t i = 0; i < b->n_far; i++)
+        first[1 + ddstore__layout_rank(&b->var->layout, b->far[i].row)]++;
+    for (int r = 0; r < b->store->size; r++)
+        first[r + 1] += first[r];
+    for (size_t i = 0; i < b->n_far; i++)
+        b->in.at[first[ddstore__layout_rank(&b->var->layout, b->far[i].row)]++] =
+            b->far[i].place * b->var->row_bytes;
+    return true;
+}
+
+static int64_t wanted_row(const batch *b, int rank, size_t i)
+{
+    return (int64_t)ddstore__get64(b->wanted + (size_t)rank * b->piece + 8 + 8 * i);
+}
+
+/* This rank's rows by the rank that wants them. */
+static bool list_out(batch *b)
+{
+    const int64_t *start = b->var->layout.start;
+    int64_t from = start[b->store->rank], to = start[b->store->rank + 1];
+    size_t n = 0, at = 0;
+    for (int r = 0; r < b->store->size; r++)
+        for (size_t i = 0; i < b->heads[r].word[1]; i++) {
+            int64_t row = wanted_row(b, r, i);
+            n += row >= from && row < to;
+        }
+    if (!list_open(&b->out, b->store->size, n))
+        return false;
+    for (int r = 0; r < b->store->size; r++) {
+        for (size_t i = 0; i < b->heads[r].word[1]; i++) {
+            int64_t row = wanted_row(b, r, i);
+            if (row >= from && row < to)
+                b->out.at[at++] = (uint64_t)(row - from) * b->var->row_bytes;
+        }
+        b->out.first[r + 1] = at;
+    }
+    return true;
+}
+
+/* Bytes that one rank sends another one in a round. */
+static uint64_t pair_bytes(const batch *b)
+{
+    uint64_t share = b->store->settings.alltoall_max_bytes / (uint64_t)b->store->size;
+    uint64_t all = b->most_pair * b->var->row_bytes;
+    share = share ? share : 1;
+    return share < all ? share : all;
+}
+
+/* Gathers the numbers of all rows that are wanted; each rank says first whether it has
+ * the memory for its part. */
+static int gather_rows(batch *b, ddstore_error *err)
+{
+    size_t ranks = (size_t)b->store->size;
+    uint64_t buffer = pair_bytes(b) * ranks;
+    b->piece = 8 + 8 * b->most_far;
+    uint8_t *mine = malloc(b->piece);
+    uint8_t lacks[8] = {1};
+    b->wanted = malloc(b->piece * ranks);
+    b->send = malloc(buffer);
+    b->receive = malloc(buffer);
+    b->counts = malloc(4 * ranks * sizeof(*b->counts));
+    bool ok = mine && b->wanted && b->send && b->receive && b->counts && list_in(b);
+    if (!mine || !b->wanted) { /* it can't even hear the others */
+        free(mine);
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
+    }
+    memcpy(mine, lacks, sizeof(lacks));
+    mine[0] = !ok;
+    for (size_t i = 0; i < b->n_far; i++)
+        ddstore__put64(mine + 8 + 8 * i, (uint64_t)b->far[i].row);
+    memset(mine + 8 + 8 * b->n_far, 0, 8 * (b->most_far - b->n_far));
+    int rc = ddstore__callback_gather(b->store->comm, mine, b->piece, b->wanted, err);
+    ddstore__callback_free(b->store->comm, mine);
+    for (int r = 0; !rc && r < b->store->size; r++)
+        if (b->wanted[(size_t)r * b->piece])
+            rc = ddstore__fail(err, DDSTORE_ENOMEM, "rank %d has no memory for a batch",
+                               r);
+    if (!rc && !ok)
+        rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
+    return rc;
+}
+
+/* -- rounds -- */
+
+/* Copies `bytes` bytes of the stream that the listed rows of a rank make up, from byte
+ * `from` of it on, between their places in base and a packed piece. */
+static void copy_stream(const rows_by_rank *l, int rank, uint64_t row_bytes,
+                        uint64_t from, uint64_t bytes, uint8_t *base, uint8_t *packed,
+                        bool pack)
+{
+    size_t i = l->first[rank] + (size_t)(from / row_bytes);
+    uint64_t skip = from % row_bytes;
+    while (bytes) {
+        uint64_t step = row_bytes - skip < bytes ? row_bytes - skip : bytes;
+        uint8_t *row = base + l->at[i++] + skip;
+        memcpy(pack ? packed : row, pack ? row : packed, step);
+        packed += step;
+        bytes -= step;
+        skip = 0;
+    }
+}
+
+/* The bytes of each rank's stream in the round that begins at byte `from` of it. */
+static void count_round(const batch *b, const rows_by_rank *l, uint64_t from,
+                        int *bytes, int *at)
+{
+    uint64_t share = pair_bytes(b), sum = 0;
+    for (int r = 0; r < b->store->size; r++) {
+        uint64_t all = (l->first[r + 1] - l->first[r]) * b->var->row_bytes;
+        uint64_t left = all > from ? all - from : 0;
+        bytes[r] = (int)(left < share ? left : share);
+        at[r] = (int)sum;
+        sum += (uint64_t)bytes[r];
+    }
+}
+
+static int one_round(batch *b, uint64_t from, uint8_t *dst, ddstore_error *err)
+{
+    const ddstore_mpi_calls *mpi = &b->store->mpi;
+    int ranks = b->store->size;
+    int *out_bytes = b->counts, *out_at = out_bytes + ranks;
+    int *in_bytes = out_at + ranks, *in_at = in_bytes + ranks;
+    count_round(b, &b->out, from, out_bytes, out_at);
+    count_round(b, &b->in, from, in_bytes, in_at);
+    for (int r = 0; r < ranks; r++)
+        copy_stream(&b->out, r, b->var->row_bytes, from, (uint64_t)out_bytes[r],
+                    ddstore__segment_data(b->var->own), b->send + out_at[r], true);
+    if (mpi->exchange(mpi->comm.arg, b->send, out_bytes, out_at, b->receive, in_bytes,
+                      in_at))
+        return ddstore__fail(err, DDSTORE_EFABRIC, "MPI could not exchange rows (%s)",
+                             mpi->library);
+    int rc = ddstore__callback_wait(b->store->comm, err);
+    for (int r = 0; !rc && r < ranks; r++)
+        copy_stream(&b->in, r, b->var->row_bytes, from, (uint64_t)in_bytes[r], dst,
+                    b->receive + in_at[r], false);
+    return rc;
+}
+
+static int exchange(batch *b, uint8_t *dst, ddstore_error *err)
+{
+    int rc = gather_rows(b, err);
+    if (!rc && !list_out(b))
+        rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
+    uint64_t share = pair_bytes(b), all = b->most_pair * b->var->row_bytes;
+    for (uint64_t from = 0; !rc && from < all; from += share)
+        rc = one_round(b, from, dst, err);
+    return ddstore__comm_leave(b->store->comm, rc);
+}
+
+/* -- the call -- */
+
+static int own_part(batch *b, ddstore__reader *reader, const int64_t *rows, size_t n,
+                    uint8_t *dst, ddstore_error *err)
+{
+    int rc = ddstore__check_rows(b->var, rows, n, err);
+    if (rc || !b->var->row_bytes)
+        return rc;
+    b->far = ddstore__reader_scratch(reader, DDSTORE__SCRATCH_ENTRIES,
+                                     (n ? n : 1) * sizeof(*b->far));
+    if (!b->far)
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows",
+                             n);
+    size_t n_far = 0;
+    rc = ddstore__copy_mapped(b->var, rows, n, dst, false, b->far, &n_far, err);
+    b->n_far = n_far;
+    return rc;
+}
+
+static int run(batch *b, ddstore__reader *reader, const int64_t *rows, size_t n,
+               uint8_t *dst, const ddstore_error *failure, ddstore_error *err)
+{
+    ddstore_error mine;
+    int rc = failure ? failure->code : own_part(b, reader, rows, n, dst, &mine);
+    if (rc)
+        b->n_far = 0;
+    int met = tell_wishes(b, rc ? (failure ? failure : &mine) : NULL, err);
+    if (rc) /* this rank's own words, not those that travelled */
+        return ddstore__fail(err, rc, "get_batch failed on rank %d: %s", b->store->rank,
+                             failure ? failure->message : mine.message);
+    if (met)
+        return met;
+    int64_t begun = b->store->settings.profile ? ddstore__now_ns() : 0;
+    ddstore__times times = {0};
+    size_t again, far = b->n_far;
+    /* Rows that are lost meanwhile fail here alone, after the exchange. */
+    rc = b->most_far ? exchange(b, dst, err) : DDSTORE_OK;
+    if (begun)
+        times.wait_ns = ddstore__now_ns() - begun;
+    if (!rc && far < n && b->var->row_bytes)
+        rc = ddstore__copy_mapped(b->var, rows, n, dst, true, far ? b->far : NULL,
+                                  &again, err);
+    if (begun && !rc)
+        ddstore__count_read(b->var, n, n - far, &times,
+                            ddstore__now_ns() - begun - times.wait_ns);
+    return rc;
+}
+
+int ddstore__alltoall(ddstore *store, ddstore_var *var, ddstore__reader *reader,
+                      const int64_t *rows, size_t n, void *dst,
+                      const ddstore_error *failure, ddstore_error *err)
+{
+    batch b = {.store = store, .var = var};
+    b.heads = malloc((size_t)store->size * sizeof(*b.heads));
+    if (!b.heads)
+        return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
+    int rc = run(&b, reader, rows, n, dst, failure, err);
+    free_batch(&b);
+    return rc;
+}
