@@ -1,8 +1,8 @@
-"""What stores hold of MPI: duplicates of communicators, and what only all ranks can free.
+"""What stores hold of MPI: duplicates of communicators, which all ranks free together.
 
-A store works on a duplicate of the communicator it is given. Freeing one takes all ranks
-in the same order, so a store that is dropped only marks its duplicate; the ranks free
-those that all of them have marked when the next store is opened on that communicator.
+A store works on a duplicate of the communicator it is given. Freeing one takes all
+ranks, in the same order, so a store that is dropped only marks its duplicate; those
+that all ranks have marked are freed when the next store is opened on that communicator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import _core
 
 @cache
 def _held_key() -> int:
-    return MPI.Comm.Create_keyval()
+    return int(MPI.Comm.Create_keyval())
 
 
 class Meeting:
@@ -135,6 +135,6 @@ def load_plugin(file: str) -> None:
         theirs = " ".join(_core.plugin_library().split())
     if own != theirs:
         raise RuntimeError(
-            f"mpi4py runs with {own}, and pyddstore was built for {theirs}: build one of "
-            "them for the other's MPI, or use method=1"
+            f"mpi4py runs with {own}, and pyddstore was built for {theirs}: build one "
+            "of them for the other's MPI, or use method=1"
         )

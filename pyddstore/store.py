@@ -104,7 +104,7 @@ class PyDDStore(_core.Store):
             for words, given in (("size", size), ("n_core", n_core)):
                 if given not in (0, meeting.size):
                     raise ValueError(
-                        f"{words}={given}, and the communicator has {meeting.size} ranks"
+                        f"{words}={given}: the communicator has {meeting.size} ranks"
                     )
             if rank not in (None, meeting.rank):
                 raise ValueError(
