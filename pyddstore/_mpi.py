@@ -33,11 +33,17 @@ class Meeting:
 
     def start(self, mine: Any, all: Any) -> None:
         """Starts gathering every rank's bytes."""
+        self._check()
         self._request = self._comm.Iallgather([mine, MPI.BYTE], [all, MPI.BYTE])
 
     def test(self) -> bool:
         """Whether they are there."""
+        self._check()
         return bool(self._request.Test())
+
+    def _check(self) -> None:
+        if MPI.Is_finalized():  # a call would end the process
+            raise RuntimeError("MPI was finalized")
 
 
 class Held:

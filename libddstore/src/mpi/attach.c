@@ -170,18 +170,19 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* groups */
 static ddstore_mpi *groups;
 static int keyval = MPI_KEYVAL_INVALID;
 
-/* Whether all ranks of the group have come here. */
+/* Whether all ranks of the group have come here; not over its own communicator, on
+ * which a rank may still wait for another call. */
 static bool all_come(ddstore_mpi *mpi)
 {
     int done = 0;
     struct timespec now, pause = {.tv_nsec = 100000};
     clock_gettime(CLOCK_MONOTONIC, &now);
     time_t end = now.tv_sec + FINALIZE_S;
-    if (mpi->pending != MPI_REQUEST_NULL ||
-        MPI_Ibarrier(mpi->comm, &mpi->pending) != MPI_SUCCESS)
+    MPI_Request met;
+    if (mpi->pending != MPI_REQUEST_NULL || MPI_Ibarrier(mpi->end, &met) != MPI_SUCCESS)
         return false;
     while (!done && now.tv_sec < end) {
-        if (MPI_Test(&mpi->pending, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        if (MPI_Test(&met, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
             return false;
         if (!done)
             (void)!nanosleep(&pause, NULL);
@@ -196,9 +197,12 @@ static int at_finalize(MPI_Comm comm, int key, void *value, void *extra)
 {
     (void)comm, (void)key, (void)value, (void)extra;
     pthread_mutex_lock(&lock);
-    for (ddstore_mpi *m = groups; m && all_come(m); m = m->next) {
+    for (ddstore_mpi *m = groups; m; m = m->next) {
+        if (m->end == MPI_COMM_NULL)
+            continue;
+        if (!all_come(m))
+            break;
         ddstore__mpi_windows_free(m);
-        (void)MPI_Comm_free(&m->comm);
     }
     pthread_mutex_unlock(&lock);
     return MPI_SUCCESS;
@@ -243,6 +247,7 @@ int ddstore_mpi_attach(const void *comm, ddstore_mpi **out, ddstore_error *err)
         return fail(err, DDSTORE_ENOMEM, "no memory for a communicator");
     }
     mpi->comm = *(const MPI_Comm *)comm;
+    mpi->end = MPI_COMM_NULL;
     mpi->pending = MPI_REQUEST_NULL;
     mpi->last = &mpi->windows;
     int code = MPI_Comm_set_errhandler(mpi->comm, MPI_ERRORS_RETURN);
@@ -292,6 +297,8 @@ void ddstore_mpi_release(ddstore_mpi *mpi)
     }
     if (usable) {
         ddstore__mpi_windows_free(mpi);
+        if (mpi->end != MPI_COMM_NULL)
+            (void)MPI_Comm_free(&mpi->end);
         (void)MPI_Comm_free(&mpi->comm);
         ddstore__mpi_leave();
     }

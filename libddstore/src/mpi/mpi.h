@@ -19,7 +19,8 @@ typedef struct window {
 
 struct ddstore_mpi {
     ddstore_mpi *next; /* of all, in order of creation */
-    MPI_Comm comm;     /* MPI_COMM_NULL: freed when MPI was finalized */
+    MPI_Comm comm;
+    MPI_Comm end; /* for the meeting before its end; with the first window */
     int rank, size;
     MPI_Request pending; /* of the collective under way */
     int failed;          /* MPI's code of the last failure of a collective */

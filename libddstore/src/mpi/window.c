@@ -21,7 +21,10 @@ int ddstore__mpi_window_open(void *arg, void *base, uint64_t bytes, void *keep,
         return rc;
     }
     /* Entered without memory too, since the others do. */
-    int code = MPI_Info_create(&info);
+    int code =
+        mpi->end == MPI_COMM_NULL ? MPI_Comm_dup(mpi->comm, &mpi->end) : MPI_SUCCESS;
+    if (code == MPI_SUCCESS)
+        code = MPI_Info_create(&info);
     if (code == MPI_SUCCESS)
         code = MPI_Info_set(info, "same_disp_unit", "true");
     int made = MPI_Win_create(base, (MPI_Aint)bytes, 1, info, mpi->comm, &spare->win);
@@ -40,7 +43,7 @@ int ddstore__mpi_window_open(void *arg, void *base, uint64_t bytes, void *keep,
     if (made != MPI_SUCCESS)
         return ddstore__mpi_fail(err, made, "MPI_Win_create", NO_WINDOW);
     if (code != MPI_SUCCESS || !w)
-        return ddstore__mpi_fail(err, w ? code : MPI_ERR_NO_MEM, "MPI_Info_set", "");
+        return ddstore__mpi_fail(err, w ? code : MPI_ERR_NO_MEM, "MPI_Info_create", "");
     return DDSTORE_OK;
 }
 
