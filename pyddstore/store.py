@@ -37,6 +37,9 @@ class PyDDStore(_core.Store):
     context managers. Reads come from any thread.
     """
 
+    _held: Any = None  # of MPI
+    _comm: Any = None
+
     def __init__(
         self,
         comm_or_none: Any = None,
@@ -48,7 +51,6 @@ class PyDDStore(_core.Store):
         size: int = 0,
         exchange_ns: str = "",
     ) -> None:
-        self._held: Any = None  # of MPI
         if comm_or_none is not None:
             self._open_over(
                 comm_or_none, method, handshake_dir, n_core, nic_map, rank, size,
@@ -93,8 +95,10 @@ class PyDDStore(_core.Store):
                 "this build has no MPI (pyddstore.HAVE_MPI is False): pass None and "
                 "rank=, size=, handshake_dir="
             )
-        from . import _mpi
-
+        try:
+            from . import _mpi
+        except ImportError as exc:
+            raise RuntimeError(f"a communicator needs mpi4py: {exc}") from exc
         held = self._held = _mpi.hold(comm)
         self._comm = comm
         weakref.finalize(self, setattr, held, "released", True).atexit = False

@@ -88,8 +88,9 @@ ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int
 
 int ddstore__collective_leave(ddstore *store, ddstore__reader *reader, int rc)
 {
+    bool ends = rc == DDSTORE_ETIMEDOUT && store->comm->ops->ends_by_timeout;
     ddstore__reader_leave(reader);
-    if (rc == DDSTORE_ETIMEDOUT)
+    if (ends)
         ddstore_free(store);
     return rc;
 }

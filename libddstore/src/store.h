@@ -101,7 +101,7 @@ int ddstore__watch_begin(ddstore *store, ddstore_error *err);
 /* Freeing the store waits until this thread has left. NULL: *rc and err say why not. */
 ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int *rc,
                                            ddstore_error *err);
-/* rc. After DDSTORE_ETIMEDOUT the store is freed: the others shall not wait for it. */
+/* rc. After a time-out the store is freed where the others might wait for it. */
 int ddstore__collective_leave(ddstore *store, ddstore__reader *reader, int rc);
 
 /* DDSTORE_EFABRIC: that rank can't be reached from here, whatever is tried. */

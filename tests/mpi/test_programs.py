@@ -287,7 +287,6 @@ def test_a_killed_rank(run: Any) -> None:
     for method in (0, 1):
         lines, end = run(text, method, code=None, OMPI_MCA_orte_enable_recovery="1",
                          OMPI_MCA_orte_abort_on_non_zero_status="0")  # fmt: skip
-        assert end.duration < 20
         for line in lines[0][:1] + lines[2][:1]:
             assert re.search(r"PeerLostError: .*rank 1: process \d+ on host", line), (
                 str(end)

@@ -245,6 +245,7 @@ static void callback_close(ddstore_comm *comm)
 
 static const ddstore__rendezvous_ops ops = {
     .name = "callback",
+    .ends_by_timeout = true,
     .allgatherv = callback_allgatherv,
     .close = callback_close,
 };

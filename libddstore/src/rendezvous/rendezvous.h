@@ -7,6 +7,10 @@
 typedef struct ddstore__rendezvous_ops {
     const char *name;
 
+    /* A collective that timed out here may still go on elsewhere: a store over it must
+     * end, so that the others hear of it. */
+    bool ends_by_timeout;
+
     /* Gathers every rank's bytes: *data (malloc'd, never NULL on success) and
      * offsets[0..size]. Blocks until all members have called, the comm's deadline
      * passes (DDSTORE_ETIMEDOUT, naming the missing ranks), it is woken
