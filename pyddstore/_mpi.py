@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from mpi4py import MPI
 
@@ -49,8 +49,9 @@ class Meeting:
 class Held:
     """A store's duplicate."""
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, siblings: list[Held]) -> None:
         self.comm = comm
+        self.siblings = siblings  # of the same communicator, itself included
         self.meeting = Meeting(comm)
         self.group: _core.MpiGroup | None = None
         self.released = False  # no store uses it any more
@@ -60,7 +61,8 @@ class Held:
         self.group = _core.MpiGroup(MPI._addressof(self.comm))
 
     def free(self) -> None:
-        """Frees it. Collective."""
+        """Frees it. Collective: all ranks have come for it."""
+        self.siblings.remove(self)
         if MPI.Is_finalized():
             return
         if self.group is not None:
@@ -95,7 +97,6 @@ def _free_released(held: list[Held], comm: MPI.Comm) -> None:
     )
     for one, released in zip(list(held), all, strict=True):
         if released:
-            held.remove(one)
             one.free()
 
 
@@ -113,22 +114,14 @@ def hold(comm: Any) -> Held:
     own, request = comm.Idup()
     _wait(request, "opening the store")
     own.Set_errhandler(MPI.ERRORS_RETURN)
-    held: list[Held] | None = comm.Get_attr(_held_key())
+    held = cast("list[Held] | None", comm.Get_attr(_held_key()))
     if held is None:
         held = []
         comm.Set_attr(_held_key(), held)
     _free_released(held, own)
-    one = Held(own)
+    one = Held(own, held)
     held.append(one)
     return one
-
-
-def drop(comm: Any, one: Held) -> None:
-    """Frees a duplicate now. Collective: all ranks have come for it."""
-    held = comm.Get_attr(_held_key()) if not MPI.Is_finalized() else None
-    if held and one in held:
-        held.remove(one)
-    one.free()
 
 
 def load_plugin(file: str) -> None:

@@ -38,7 +38,6 @@ class PyDDStore(_core.Store):
     """
 
     _held: Any = None  # of MPI
-    _comm: Any = None
 
     def __init__(
         self,
@@ -100,7 +99,6 @@ class PyDDStore(_core.Store):
         except ImportError as exc:
             raise RuntimeError(f"a communicator needs mpi4py: {exc}") from exc
         held = self._held = _mpi.hold(comm)
-        self._comm = comm
         weakref.finalize(self, setattr, held, "released", True).atexit = False
         meeting = held.meeting
         try:
@@ -135,9 +133,7 @@ class PyDDStore(_core.Store):
         together = held is not None and self.method == 0 and self._meet_to_free()
         super().free()
         if together:
-            from . import _mpi
-
-            _mpi.drop(self._comm, held)
+            held.free()
         elif held is not None:
             held.released = True
 
