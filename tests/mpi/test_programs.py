@@ -279,6 +279,34 @@ store.free()
             assert line == ["all read"], str(end)
 
 
+def test_a_shard_beyond_2_gib(run: Any) -> None:
+    """Read near its end, where an int would not do."""
+    text = """
+rows, width = (2_200_000_000 // 4096 if rank == 0 else 5), 512
+store = pyddstore.PyDDStore(comm)
+store.init("big", rows, width, 8)
+view = store.view("big").view(np.int64)
+view[:, 0] = view[:, -1] = np.arange(rows) + 10**9 * rank
+store.epoch_begin()
+total = store.info("big")[0]
+first = total - 5 * (size - 1)
+wanted = np.array([first - 1, 0, first, first - 2, total - 1, 2**31 // 4096 + 1])
+out = np.zeros((len(wanted), width), np.int64)
+store.get_batch("big", out, wanted)
+numbers = [n if n < first else 10**9 * (1 + (n - first) // 5) + (n - first) % 5
+           for n in wanted.tolist()]
+assert out[:, 0].tolist() == out[:, -1].tolist() == numbers
+for row, number in zip(wanted.tolist(), numbers):
+    store.get("big", out[:1], row)
+    assert out[0, 0] == out[0, -1] == number
+store.epoch_end()
+told(" ".join(peer["path"] for peer in store.transports()))
+store.free()
+"""
+    lines, end = run(text, 0, DDSTORE_SHM="0")
+    assert lines == [["self mpi mpi"], ["mpi self mpi"], ["mpi mpi self"]], str(end)
+
+
 def test_a_killed_rank(run: Any) -> None:
     """mpirun ends the others, or leaves them be if it is told to: then they hear it."""
     if mpi_launch.vendor() != "Open MPI":
