@@ -31,38 +31,54 @@ static int lost(ddstore__peer *peer, ddstore_error *err)
     return ddstore__peer_lost_error(peer, err);
 }
 
-static void fail(ddstore__roll *roll, int rank, int rc)
+/* Asks one rank how many collectives it has entered. DDSTORE_ECLOSED or DDSTORE_EPEER:
+ * it won't enter any more. Silence proves nothing: 0, and *steps is 0. */
+static int ask(ddstore *store, int rank, uint64_t *steps, ddstore_error *err)
 {
-    ddstore__prefix(&roll->fault, rc, "a collective call can't end: rank %d", rank);
-    roll->failed_ns = ddstore__now_ns();
-}
-
-/* Asks one rank. Silence proves nothing, and it shows as absence. */
-static void ask(ddstore *store, int rank)
-{
-    ddstore__roll *roll = &store->roll;
     ddstore__peer *peer = store->peer[rank];
     ddstore__patience patience = {DDSTORE__S / 2, &store->closed, .probe = true};
-    uint8_t *steps = NULL;
+    uint8_t *answer = NULL;
     size_t bytes = 0;
-    if (peer->self)
-        return;
+    *steps = 0;
     int rc = ddstore__channel_ask(peer, &store->access.ticket, &patience, DDSTORE__PING,
-                                  NULL, &steps, &bytes, &roll->fault);
+                                  NULL, &answer, &bytes, err);
+    if (!rc && bytes == 8)
+        *steps = ddstore__get64(answer);
+    free(answer);
     if (rc == DDSTORE_ECLOSED && !atomic_load(&store->closed))
-        fail(roll, rank, rc);
-    else if (rc && atomic_load(&peer->lost))
-        fail(roll, rank, lost(peer, &roll->fault));
-    roll->absent[rank] =
-        rc || bytes != 8 || ddstore__get64(steps) < atomic_load(&store->run->steps);
-    free(steps);
+        return rc;
+    return rc && atomic_load(&peer->lost) ? lost(peer, err) : DDSTORE_OK;
+}
+
+static int gone_with(ddstore *store, int rank, uint64_t *steps, ddstore_error *err)
+{
+    int rc = ask(store, rank, steps, err);
+    return rc ? ddstore__wrap(err, rc, "a collective call can't end: rank %d", rank)
+              : rc;
+}
+
+static int gone(void *arg, int rank, ddstore_error *err)
+{
+    uint64_t steps;
+    return gone_with(arg, rank, &steps, err);
+}
+
+static void note(ddstore *store, int rank)
+{
+    ddstore__roll *roll = &store->roll;
+    uint64_t steps;
+    if (store->peer[rank]->self)
+        return;
+    if (gone_with(store, rank, &steps, &roll->fault))
+        roll->failed_ns = ddstore__now_ns();
+    roll->absent[rank] = steps < atomic_load(&store->run->steps);
 }
 
 static void ask_next(ddstore *store)
 {
     ddstore__roll *roll = &store->roll;
     int64_t begin_ns = ddstore__now_ns();
-    ask(store, roll->next);
+    note(store, roll->next);
     int64_t now = ddstore__now_ns();
     roll->next_ask_ns = now + SHARE * (now - begin_ns);
     if (++roll->next < store->size)
@@ -122,7 +138,8 @@ int ddstore__watch_begin(ddstore *store, ddstore_error *err)
     if (!store->roll.absent)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for %d ranks",
                              store->size);
-    store->watch = (ddstore__watch){.look = look, .missing = missing, .arg = store};
+    store->watch =
+        (ddstore__watch){.look = look, .gone = gone, .missing = missing, .arg = store};
     store->comm->watch = &store->watch;
     store->comm->steps = &store->run->steps;
     return DDSTORE_OK;

@@ -307,6 +307,29 @@ def test_killed_process_of_another_host_is_told_at_once(
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["killed", "freed"])
+@pytest.mark.parametrize("dead", [0, 1])
+def test_collective_without_a_member_of_another_host_ends(
+    net: Net, pair: tuple[Host, Host], meeting: str, dead: int, how: str
+) -> None:
+    members = start(net, list(pair), meeting, TCP)
+    waiting = members[1 - dead]
+    waiting.ask('store.add("y", np.zeros(3))')
+    time.sleep(1)
+    if how == "killed":
+        members[dead].kill()
+    else:
+        members[dead].run("store.free()")
+    when = time.monotonic()
+    with pytest.raises(MemberError) as caught:
+        waiting.answer(20)
+    print(f"\n{time.monotonic() - when:.1f} s: {caught.value}")
+    assert caught.value.kind in ("PeerLostError", "StoreClosedError")
+    assert f"rank {dead}" in caught.value.text
+    assert waiting.run(f"read(range({64 * (1 - dead)}, {64 * (2 - dead)}))") == 1
+
+
+@pytest.mark.timeout(60)
 def test_member_joins_although_the_cable_was_out(
     net: Net, pair: tuple[Host, Host], meeting: str
 ) -> None:

@@ -103,6 +103,11 @@ bool ddstore__poll_blind_due(ddstore__poll *p); /* open what the listing may not
  * a last look finds one (err says why), or a failure. */
 int ddstore__poll_watch(ddstore__poll *p, ddstore_error *err);
 
+/* Whether a member of another host is gone or has left, which only its own word tells.
+ */
+int ddstore__poll_gone(ddstore__poll *p, uint32_t rank, const ddstore__process *who,
+                       ddstore_error *err);
+
 /* -- file_report.c: who is missing, in words -- */
 
 typedef struct ddstore__ranks { /* a set */

@@ -87,6 +87,15 @@ bool ddstore__poll_blind_due(ddstore__poll *p)
 
 /* -- followers: is there still somebody to wait for? -- */
 
+int ddstore__poll_gone(ddstore__poll *p, uint32_t rank, const ddstore__process *who,
+                       ddstore_error *err)
+{
+    const ddstore__watch *watch = p->f->base.watch;
+    if (!watch || ddstore__process_alive(who) >= 0)
+        return DDSTORE_OK;
+    return watch->gone(watch->arg, (int)rank, err);
+}
+
 /* What err says stands only if a last look finds no result. */
 static int over(const ddstore__file *f, const char *what, ddstore_error *err)
 {
@@ -121,7 +130,7 @@ static int watch_met(ddstore__poll *p, ddstore_error *err)
     /* A claim that a user removed by mistake is made again within one beat. */
     if (p->gone_since && now - p->gone_since > 5 * ddstore__claim_beat_ns / 2)
         return over(f, "closed the group", err);
-    return DDSTORE_OK;
+    return ddstore__poll_gone(p, 0, &f->lead, err) ? 1 : DDSTORE_OK;
 }
 
 /* Whether the claim's holder is known to live: by its process, or because its counter

@@ -20,6 +20,7 @@ struct step {
     ddstore__ranks here;
     int missing;
     uint32_t blind; /* where the next blind look begins */
+    uint32_t asked; /* the last rank that was asked whether it lives */
     char result[DDSTORE__EXCHANGE_NAME], abort[DDSTORE__EXCHANGE_NAME];
     ddstore__file_seen seen; /* the result */
     ddstore_error *err;
@@ -133,6 +134,29 @@ static int look_blindly(struct step *s)
     return rc;
 }
 
+/* Asks one more of those that are missing, on another host. */
+static int ask_next(struct step *s)
+{
+    uint32_t r = s->asked;
+    for (uint32_t i = 0; i < s->here.size; i++) {
+        char text[DDSTORE__EXCHANGE_NAME];
+        r = (r + 1) % s->here.size;
+        if (r == 0 || ddstore__ranks_have(&s->here, r))
+            continue;
+        s->asked = r;
+        ddstore_error why;
+        int gone = ddstore__poll_gone(&s->poll, r, &s->f->members[r].from, &why);
+        if (!gone)
+            return DDSTORE_OK;
+        step_name(s->f, DDSTORE__X_PART, r, text);
+        int rc = take_part(s, r, text);
+        if (rc || ddstore__ranks_have(&s->here, r)) /* its last word */
+            return rc;
+        return ddstore__fail(s->err, gone, "%s", why.message);
+    }
+    return DDSTORE_OK;
+}
+
 /* A member of this host that died will contribute nothing, unless it just has. */
 static int watch_members(struct step *s)
 {
@@ -151,7 +175,7 @@ static int watch_members(struct step *s)
                 "rank %u (%s:%u) is gone: the group can't go on; close it", r,
                 who->host, who->pid);
     }
-    return DDSTORE_OK;
+    return ask_next(s);
 }
 
 static int gather(struct step *s)

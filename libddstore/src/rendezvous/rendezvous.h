@@ -36,6 +36,8 @@ typedef struct ddstore__watch {
     /* Between two looks at whether a collective that began then is over. Not 0: it
      * never will be, and whose fault that is. */
     int (*look)(void *arg, int64_t begun_ns, ddstore_error *err);
+    /* Asks one rank. Not 0: it is gone, or has left the group. */
+    int (*gone)(void *arg, int rank, ddstore_error *err);
     /* The ranks that are known not to have come, as text; "" where none is. */
     void (*missing)(void *arg, char *text, size_t bytes);
     void *arg;
