@@ -1,4 +1,4 @@
-# The store: its handle, its variables and its reads.
+# The store: its variables and its reads.
 
 cdef _Variable make_variable(c.ddstore_var *ptr, str name, row_shape):
     cdef c.ddstore_var_info info
@@ -56,147 +56,16 @@ _kept = []
 cdef const char *KEPT = b"bytes may still arrive in the destination"
 
 
-cdef class Store:
-    """A store's handle and its reads. PyDDStore adds the ways to open one."""
+cdef class Store(Handle):
+    """A store's variables and its reads. PyDDStore adds the ways to open one."""
 
-    cdef c.ddstore_t *ptr
     cdef dict _vars
-    cdef dict _registered
-    cdef bint _freed
-    cdef bint _profile
+    cdef bint _together  # the running get_batch has met the other ranks
     cdef uint64_t _py_gets
     cdef double _py_get
-    cdef readonly int method
-    cdef readonly int rank
-    cdef object _meeting  # what the C library calls back
-    cdef bint _together   # the running get_batch has met the other ranks
-    cdef object __weakref__
 
     def __cinit__(self, *args, **kwargs):
         self._vars = {}
-        self._registered = {}
-        self._freed = False
-        self.rank = -1
-
-    def __dealloc__(self):
-        cdef c.ddstore_t *ptr = self.ptr
-        self.ptr = NULL
-        if ptr != NULL:
-            with nogil:
-                c.ddstore_close(ptr)
-
-    # -- opening and freeing --
-
-    def _open(self, int method, str dir, ns, rank, size, int n_core, nic_map, meeting=None,
-              MpiGroup group=None):
-        """rank None: an extra member. meeting: instead of files; group: for method 0."""
-        cdef c.ddstore_options options
-        cdef c.ddstore_setting given[1]
-        cdef bint extra = rank is None
-        cdef bytes d = dir.encode("utf-8", "surrogateescape")
-        cdef bytes n = b"" if ns is None else ns.encode()
-        cdef bytes m = b"" if nic_map is None else nic_map.encode()
-        if self.ptr != NULL or self._freed:
-            raise ValueError("this store was opened before: make another")
-        if b"\0" in d or b"\0" in n or b"\0" in m:
-            raise ValueError("handshake_dir, exchange_ns and nic_map must not hold NUL")
-        if not extra and meeting is None:
-            check_namespace(d, ns, rank)
-        memset(&options, 0, sizeof(options))
-        options.struct_bytes = sizeof(options)
-        options.method = method
-        options.handshake_dir, options.exchange_ns = d, n
-        options.n_core = n_core
-        if nic_map is not None:
-            given[0].name, given[0].value = b"DDSTORE_NIC_MAP", m
-            options.settings, options.n_settings = given, 1
-        self.method = method
-        set_log_level()
-        _start_log_thread()
-        self._profile = setting("DDSTORE_PROFILE") == "1"
-        if not extra:
-            self.rank = rank
-        if meeting is not None:
-            self.open_meeting(&options, meeting, group)
-        else:
-            self.open_files(&options, extra, d, n, size)
-        if not extra and meeting is None:
-            note_namespace(d, ns, rank, self)
-        if not extra:
-            c.ddstore_announce_sigterm()
-        raise_pending()
-
-    cdef int open_files(self, c.ddstore_options *options, bint extra, bytes dir, bytes ns,
-                        size) except -1:
-        cdef c.ddstore_comm_file how
-        cdef c.ddstore_error err
-        cdef int rc
-        if extra:
-            with nogil:
-                rc = c.ddstore_open_extra(options, &self.ptr, &err)
-        else:
-            how.dir, how.ns = dir, ns
-            how.rank, how.size, how.timeout_s = self.rank, size, 0
-            with nogil:
-                rc = c.ddstore_open_file(&how, options, &self.ptr, &err)
-        return fail(&err) if rc else 0
-
-    cdef int open_meeting(self, c.ddstore_options *options, meeting, MpiGroup group) except -1:
-        cdef c.ddstore_mpi_calls calls
-        cdef c.ddstore_comm *comm
-        cdef c.ddstore_error err
-        cdef int rc
-        self._meeting = meeting
-        if options.method == 0:
-            plugin.describe(group.ptr, &calls)
-            with nogil:
-                rc = c.ddstore_open_mpi_calls(&calls, options, &self.ptr, &err)
-        else:
-            comm = comm_of_meeting(meeting)
-            with nogil:
-                rc = c.ddstore_open(comm, options, &self.ptr, &err)
-        return fail(&err) if rc else 0
-
-    @staticmethod
-    def _open_failed(meeting, exc):
-        """Takes part in the others' opening with this rank's failure; raises what all
-        do."""
-        cdef c.ddstore_comm *comm = comm_of_meeting(meeting)
-        cdef c.ddstore_error why, err
-        fill_failure(&why, exc)
-        with nogil:
-            c.ddstore_open_failed(comm, &why, &err)
-        fail(&err)
-
-    def _holds_namespace(self):
-        return self.ptr != NULL and not self._freed
-
-    cdef int check_open(self) except -1:
-        if self._freed or self.ptr == NULL:
-            raise StoreClosedError("the store was freed")
-        return 0
-
-    def free(self):
-        """Releases the store's memory, connections and registered buffers. Local: waits
-        for nobody but this process's own running reads. Twice does nothing."""
-        cdef c.ddstore_t *ptr = self.ptr
-        if self._freed or ptr == NULL:
-            self._freed = True
-            return
-        self._freed = True
-        with nogil:
-            c.ddstore_free(ptr)
-        self._registered.clear()
-
-    def __enter__(self):
-        self.check_open()
-        return self
-
-    def __exit__(self, *exc):
-        self.free()
-
-    def __reduce__(self):
-        raise TypeError("a store can't be sent to another process: open one there")
 
     # -- variables --
 
