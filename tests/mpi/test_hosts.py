@@ -62,7 +62,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Run]:
             net.join(alpha, beta)
             # In place of ssh. mpirun sees all processes, since it has to enter beta.
             agent.write_text(
-                f'#!/bin/sh\nshift\nexec {" ".join(beta.prefix)} sh -c "$*"\n'
+                f'#!/bin/sh\nshift\nexec {" ".join(beta.prefix)} sh -c "cd /; $*"\n'
             )
             agent.chmod(0o755)
             enter = ["nsenter", "-t", str(alpha.init), "-n", "-u", "--"]
