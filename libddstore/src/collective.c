@@ -80,6 +80,11 @@ ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int
     if (!*rc && !store->comm)
         *rc = ddstore__fail(err, DDSTORE_EINVAL,
                             "an extra member reads variables, it can't %s", what);
+    if (!*rc && atomic_flag_test_and_set(&store->in_collective))
+        *rc =
+            ddstore__fail(err, DDSTORE_ECONFLICT,
+                          "another thread is in a collective call of this store: only "
+                          "one at a time may be");
     if (!*rc)
         return reader;
     ddstore__reader_leave(reader);
@@ -89,6 +94,7 @@ ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int
 int ddstore__collective_leave(ddstore *store, ddstore__reader *reader, int rc)
 {
     bool ends = rc == DDSTORE_ETIMEDOUT && store->comm->ops->ends_by_timeout;
+    atomic_flag_clear(&store->in_collective);
     ddstore__reader_leave(reader);
     if (ends)
         ddstore_free(store);

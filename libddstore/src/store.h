@@ -64,6 +64,7 @@ struct ddstore {
     unsigned fork_generation;
     atomic_int closed;
     atomic_int torn_down;
+    atomic_flag in_collective; /* one thread is */
     ddstore__peer **peer; /* of the core ranks; extras: of the last record joined */
     int n_peers;          /* under lock for extras */
     ddstore__ticket core_ticket; /* extras: of the last run joined */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from typing import Any
 
@@ -301,6 +302,36 @@ def leave_before_add(m: Member) -> None:
 def test_a_rank_that_left(members: Members) -> None:
     env = {"DDSTORE_HANDSHAKE_TIMEOUT_S": "3"}
     members(2, leave_before_add, env)
+
+
+def collect_from_two_threads(m: Member) -> None:
+    """One collective call at a time: the second thread is told, the first goes on."""
+    store = m.store()
+    if m.rank == 1:
+        m.wait("refused")
+    else:
+        first = threading.Thread(target=lambda: good_add(store, "x"))
+        first.start()
+        time.sleep(0.5)
+        raises(
+            pyddstore.DDStoreError,
+            "another thread is in a collective call",
+            call=lambda: good_add(store, "y"),
+        )
+        m.mark("refused")
+        first.join()
+    if m.rank == 1:
+        good_add(store, "x")
+    m.meet("added")
+    good_add(store, "y")
+    out = np.zeros((1, 3))
+    store.get("y", out, 3)
+    assert (out == 1).all()
+    m.meet("read")
+
+
+def test_collective_calls_from_two_threads(members: Members) -> None:
+    members(2, collect_from_two_threads, {"DDSTORE_HANDSHAKE_TIMEOUT_S": "30"})
 
 
 # ---- arguments that no other rank can know of ----------------------------------------
