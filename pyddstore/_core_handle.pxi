@@ -35,8 +35,7 @@ cdef class Handle:
         cdef bytes d = dir.encode("utf-8", "surrogateescape")
         cdef bytes n = b"" if ns is None else ns.encode()
         cdef bytes m = b"" if nic_map is None else nic_map.encode()
-        if self.ptr != NULL or self._freed:
-            raise ValueError("this store was opened before: make another")
+        self._check_new()
         if b"\0" in d or b"\0" in n or b"\0" in m:
             raise ValueError("handshake_dir, exchange_ns and nic_map must not hold NUL")
         if not extra and meeting is None:
@@ -106,6 +105,10 @@ cdef class Handle:
         with nogil:
             c.ddstore_open_failed(comm, &why, &err)
         fail(&err)
+
+    def _check_new(self):
+        if self.ptr != NULL or self._freed:
+            raise ValueError("this store was opened before: make another")
 
     def _holds_namespace(self):
         return self.ptr != NULL and not self._freed

@@ -11,12 +11,23 @@ cdef extern from "dlfcn.h" nogil:
 
 # -- a meeting: an object with rank, size, start(mine, all), test() and failure --
 
+cdef int meeting_failed(meeting, exc) noexcept:
+    """What a signal's handler raises ends the library's wait, which looks at `pending`;
+    the rest is a failure of the meeting."""
+    global pending
+    if not isinstance(exc, Exception) and pending is None:
+        pending = exc
+        return 0
+    meeting.failure = exc
+    return -1
+
+
 cdef int meeting_allgather(void *arg, const void *mine, size_t n, void *all) noexcept with gil:
     meeting = <object>arg
     try:
         meeting.start(<const char[:n]>mine, <char[:n * <size_t>meeting.size]>all)
     except BaseException as exc:
-        meeting.failure = exc
+        meeting_failed(meeting, exc)
         return -1
     return 0
 
@@ -26,12 +37,12 @@ cdef int meeting_test(void *arg) noexcept with gil:
     try:
         return 1 if meeting.test() else 0
     except BaseException as exc:
-        meeting.failure = exc
-        return -1
+        return meeting_failed(meeting, exc)
 
 
 cdef void meeting_why(void *arg, char *text, size_t n) noexcept with gil:
-    words = f"{(<object>arg).failure}".encode("utf-8", "replace")[:n - 1]
+    failure = (<object>arg).failure
+    words = f"{type(failure).__name__}: {failure}".encode("utf-8", "replace")[:n - 1]
     memset(text, 0, n)
     strncpy(text, <const char *>words, n - 1)
 

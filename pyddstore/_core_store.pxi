@@ -413,7 +413,7 @@ cdef class Store(Handle):
 
     def transports(self):
         """How each core rank is reached: a list of dicts with rank, host, pid, path (self,
-        local, rdma, tcp), provider, reason and state (alive, lost)."""
+        local, rdma, tcp, mpi), provider, reason and state (alive, lost)."""
         cdef c.ddstore_peer_info p
         cdef int i = 0, rc
         self.check_open()

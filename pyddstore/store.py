@@ -80,6 +80,10 @@ class PyDDStore(_core.Store):
             raise TypeError(f"nic_map is text, not {type(nic_map).__name__}")
         if not isinstance(ns, str):
             raise TypeError(f"exchange_ns is text, not {type(ns).__name__}")
+        for name, text in (("exchange_ns", ns), ("nic_map", nic_map or "")):
+            if "\0" in text:
+                raise ValueError(f"{name} must not hold NUL")
+            text.encode()
         if not 0 <= n_core < 2**31 or not 0 <= size < 2**31:
             raise ValueError(f"n_core={n_core}, size={size}: give 0 to 2**31 - 1")
         return method, n_core, size
@@ -114,6 +118,9 @@ class PyDDStore(_core.Store):
                 )
             method = min(max(method, -1), 3)
             directory = env.handshake_dir(directory) if method == 2 else ""
+            if "\0" in directory:
+                raise ValueError("handshake_dir must not hold NUL")
+            self._check_new()
             if method == 0:
                 _mpi.load_plugin(str(_plugin))
                 held.attach()
@@ -130,12 +137,15 @@ class PyDDStore(_core.Store):
         collective: waits for every rank, so that none still reads. Twice does nothing.
         """
         held, self._held = self._held, None
-        together = held is not None and self.method == 0 and self._meet_to_free()
-        super().free()
-        if together:
-            held.free()
-        elif held is not None:
-            held.released = True
+        together = False
+        try:
+            together = held is not None and self.method == 0 and self._meet_to_free()
+        finally:
+            super().free()
+            if together:
+                held.free()
+            elif held is not None:
+                held.released = True
 
     def _meet_to_free(self) -> bool:
         """Waits for the other ranks' free(). False: one of them won't come."""
@@ -147,7 +157,7 @@ class PyDDStore(_core.Store):
             self.epoch_end()
         except _core.StoreClosedError:
             return False  # here or there it was freed already
-        except _core.DDStoreError as exc:
+        except Exception as exc:
             _log.warning("free() goes on without the other ranks: %s", exc)
             return False
         return True

@@ -82,7 +82,10 @@ DDSTORE_API int ddstore_mpi_attach(const void *comm, ddstore_mpi **out,
 DDSTORE_API void ddstore_mpi_describe(ddstore_mpi *mpi, ddstore_mpi_calls *out);
 
 /* Frees the windows, their memory and the communicator; its store must be closed.
- * Collective; after MPI_Finalize, local. NULL does nothing. */
+ * Collective; after MPI_Finalize, local. Where a rank doesn't come within seconds, or a
+ * call of the store was given up, all is kept until the process ends. NULL does
+ * nothing.
+ */
 DDSTORE_API void ddstore_mpi_release(ddstore_mpi *mpi);
 
 /* ---- for C programs that include mpi.h ---------------------------------------------
@@ -95,22 +98,33 @@ DDSTORE_API void ddstore_mpi_release(ddstore_mpi *mpi);
 static inline int ddstore_open_mpi(MPI_Comm comm, const ddstore_options *options,
                                    ddstore_mpi **mpi, ddstore **out, ddstore_error *err)
 {
+    static const char failed[] = "MPI_Comm_dup failed";
     MPI_Comm own;
     ddstore_mpi_calls calls;
     ddstore_comm *meeting = NULL;
-    int rc = MPI_Comm_dup(comm, &own) == MPI_SUCCESS ? DDSTORE_OK : DDSTORE_EFABRIC;
     *mpi = NULL;
-    if (!rc)
-        rc = ddstore_mpi_attach(&own, mpi, err);
-    if (rc)
+    *out = NULL;
+    if (MPI_Comm_dup(comm, &own) != MPI_SUCCESS) {
+        if (err) {
+            err->code = DDSTORE_EFABRIC;
+            for (size_t i = 0; i < sizeof(failed); i++)
+                err->message[i] = failed[i];
+        }
+        return DDSTORE_EFABRIC;
+    }
+    int rc = ddstore_mpi_attach(&own, mpi, err);
+    if (rc) {
+        (void)MPI_Comm_free(&own);
         return rc;
+    }
     ddstore_mpi_describe(*mpi, &calls);
-    if (options->method == 0)
+    if (options->method == 0) {
         rc = ddstore_open_mpi_calls(&calls, options, out, err);
-    else
+    } else {
         rc = ddstore_comm_open_callbacks(&calls.comm, &meeting, err);
-    if (!rc && options->method != 0)
-        rc = ddstore_open(meeting, options, out, err);
+        if (!rc)
+            rc = ddstore_open(meeting, options, out, err);
+    }
     if (rc) {
         ddstore_mpi_release(*mpi);
         *mpi = NULL;

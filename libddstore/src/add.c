@@ -200,6 +200,23 @@ static int tell_published(ddstore *store, const char *what,
     return rc;
 }
 
+/* Before a window: whether all have a variable for it. */
+static int make_var(ddstore *store, const char *what,
+                    const ddstore__variable_record *record, ddstore_var **var,
+                    ddstore_error *err)
+{
+    ddstore__gathered g;
+    ddstore_error mine;
+    int rc = ddstore__var_make(store, record, &store->access.ticket, var, &mine);
+    if (rc && !store->windows)
+        return ddstore__fail(err, rc, "%s", mine.message);
+    if (!store->windows)
+        return DDSTORE_OK;
+    rc = ddstore__store_agree(store, rc ? &mine : NULL, what, NULL, 0, &g, err);
+    ddstore__gathered_free(&g);
+    return rc;
+}
+
 static void drop_segment(void *seg)
 {
     ddstore__segment_unref(seg);
@@ -235,7 +252,7 @@ static int add_agreed(ddstore *store, const char *what, const ddstore_shard *sha
     int rc = make_shard(store, record, shard, need_of_host(store, g), &own, &mine);
     rc = tell_shards(store, what, own, rc ? &mine : NULL, record, err);
     if (!rc)
-        rc = ddstore__var_make(store, record, &store->access.ticket, &var, err);
+        rc = make_var(store, what, record, &var, err);
     if (!rc)
         rc = open_window(store, what, own, var, err);
     if (!rc)
@@ -283,7 +300,9 @@ static int add_failed(ddstore *store, const char *name, const ddstore_error *why
                       ddstore_error *err)
 {
     const char *known = name && strlen(name) <= 1024 ? name : "?";
-    (void)add(store, known, &(ddstore_shard){0}, why, NULL, err);
+    int rc = add(store, known, &(ddstore_shard){0}, why, NULL, err);
+    if (store->comm->broken) /* they have not all heard of it */
+        return rc;
     return ddstore__fail(err, why->code, "add of variable %.150s failed on rank %d: %s",
                          known, store->rank, why->message);
 }

@@ -8,6 +8,8 @@
 
 #include <stdlib.h>
 
+#define ROWS_MAX (1u << 27) /* MPI counts the bytes of their numbers by an int */
+
 /* Rows between this rank and each other one, in the order in which their bytes travel:
  * of rank r, entries first[r] to first[r + 1] - 1. */
 typedef struct rows_by_rank {
@@ -91,6 +93,12 @@ static int tell_wishes(batch *b, const ddstore_error *failure, ddstore_error *er
         b->most_far = n > b->most_far ? n : b->most_far;
         b->most_pair = pair > b->most_pair ? pair : b->most_pair;
     }
+    if (b->most_far > ROWS_MAX)
+        return ddstore__fail(
+            err, DDSTORE_EINVAL,
+            "get_batch: a rank asks for %zu rows of others in one call, "
+            "which may be %zu: use several calls",
+            b->most_far, (size_t)ROWS_MAX);
     return DDSTORE_OK;
 }
 
@@ -286,7 +294,7 @@ static int run(batch *b, ddstore__reader *reader, const int64_t *rows, size_t n,
     if (rc)
         b->n_far = 0;
     int met = tell_wishes(b, rc ? (failure ? failure : &mine) : NULL, err);
-    if (rc) /* this rank's own words, not those that travelled */
+    if (rc && !b->store->comm->broken) /* its own words, not those that travelled */
         return ddstore__fail(err, rc, "get_batch failed on rank %d: %s", b->store->rank,
                              failure ? failure->message : mine.message);
     if (met)

@@ -50,13 +50,15 @@ int ddstore__wait_check(const ddstore__wait *wait, ddstore_error *err)
     if (wait->closed && atomic_load(wait->closed))
         return ddstore__fail(err, DDSTORE_ECLOSED,
                              "the store was freed during the call");
+    if (ddstore__now_ns() >= wait->deadline_ns)
+        return DDSTORE_ETIMEDOUT;
     pthread_mutex_lock(&lock);
     int (*fn)(void *) = interrupt.fn;
     void *arg = interrupt.arg;
     pthread_mutex_unlock(&lock);
     if (fn && fn(arg))
         return ddstore__fail(err, DDSTORE_EINTR, "the wait was interrupted");
-    return ddstore__now_ns() >= wait->deadline_ns ? DDSTORE_ETIMEDOUT : DDSTORE_OK;
+    return DDSTORE_OK;
 }
 
 void ddstore__pause_begin(ddstore__pauses *p, int64_t timeout_ns,

@@ -63,15 +63,25 @@ class Mpirun(Protocol):
     ) -> Finished: ...
 
 
-def vendor() -> str:
-    """The MPI that mpi4py was compiled for."""
+def compiled_for() -> tuple[str, tuple[int, ...]]:
+    """The MPI that mpi4py was compiled for, and its version."""
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize = False
     from mpi4py import MPI
 
-    return str(MPI.get_vendor()[0])
+    return MPI.get_vendor()
+
+
+def vendor() -> str:
+    """The name of that MPI."""
+    return compiled_for()[0]
+
+
+def version() -> tuple[int, ...]:
+    """The version of that MPI."""
+    return compiled_for()[1]
 
 
 def tool(name: str) -> str:

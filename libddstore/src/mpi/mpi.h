@@ -12,7 +12,7 @@
 typedef struct window {
     struct window *next; /* in order of creation */
     MPI_Win win;         /* MPI_WIN_NULL: it could not be made */
-    atomic_flag busy;    /* a read of some thread holds a lock of the window */
+    atomic_int busy;     /* a read of some thread holds a lock of the window */
     void *keep;
     void (*drop)(void *keep);
 } window;
@@ -20,7 +20,9 @@ typedef struct window {
 struct ddstore_mpi {
     ddstore_mpi *next; /* of all, in order of creation */
     MPI_Comm comm;
-    MPI_Comm end; /* for the meeting before its end; with the first window */
+    MPI_Comm end;     /* for the meeting before its end; with the first window */
+    int fit, all_fit; /* of that meeting: to be freed */
+    bool kept;        /* it can't be freed, ever */
     int rank, size;
     MPI_Request pending; /* of the collective under way */
     int failed;          /* MPI's code of the last failure of a collective */
@@ -44,5 +46,7 @@ int ddstore__mpi_read_begin(void *arg, void *window, int rank, uint64_t offset,
                             ddstore_error *err);
 int ddstore__mpi_read_test(void *arg, ddstore_mpi_read *read, ddstore_error *err);
 void ddstore__mpi_windows_free(ddstore_mpi *mpi);
+/* Whether a read was given up, so that MPI may still write its destination. */
+bool ddstore__mpi_windows_busy(const ddstore_mpi *mpi);
 
 #endif

@@ -18,6 +18,7 @@ int ddstore__mpi_window_open(void *arg, void *base, uint64_t bytes, void *keep,
     int rc = ddstore__mpi_enter(err);
     if (rc) {
         free(w);
+        drop(keep);
         return rc;
     }
     /* Entered without memory too, since the others do. */
@@ -69,7 +70,7 @@ int ddstore__mpi_window_sync(void *arg, void *at, ddstore_error *err)
 static int read_failed(window *w, int rank, int code, ddstore_error *err)
 {
     (void)MPI_Win_unlock(rank, w->win);
-    atomic_flag_clear_explicit(&w->busy, memory_order_release);
+    atomic_store_explicit(&w->busy, 0, memory_order_release);
     ddstore__mpi_leave();
     return ddstore__mpi_fail(err, code, "MPI_Rget", "");
 }
@@ -82,11 +83,11 @@ int ddstore__mpi_read_begin(void *arg, void *at, int rank, uint64_t offset,
     window *w = at;
     MPI_Request request = MPI_REQUEST_NULL;
     _Static_assert(sizeof(request) <= sizeof(read->opaque), "a request must fit");
-    if (atomic_flag_test_and_set_explicit(&w->busy, memory_order_acquire))
+    if (atomic_exchange_explicit(&w->busy, 1, memory_order_acquire))
         return 1;
     int rc = ddstore__mpi_enter(err);
     if (rc) {
-        atomic_flag_clear_explicit(&w->busy, memory_order_release);
+        atomic_store_explicit(&w->busy, 0, memory_order_release);
         return rc;
     }
     /* Shared locks alone are ever taken, so none of them conflicts. */
@@ -120,7 +121,7 @@ int ddstore__mpi_read_test(void *arg, ddstore_mpi_read *read, ddstore_error *err
         return 0;
     }
     code = MPI_Win_unlock(read->rank, w->win);
-    atomic_flag_clear_explicit(&w->busy, memory_order_release);
+    atomic_store_explicit(&w->busy, 0, memory_order_release);
     ddstore__mpi_leave();
     return code == MPI_SUCCESS ? 1 : ddstore__mpi_fail(err, code, "MPI_Win_unlock", "");
 }
@@ -130,4 +131,12 @@ void ddstore__mpi_windows_free(ddstore_mpi *mpi)
     for (window *w = mpi->windows; w; w = w->next)
         if (w->win != MPI_WIN_NULL)
             (void)MPI_Win_free(&w->win);
+}
+
+bool ddstore__mpi_windows_busy(const ddstore_mpi *mpi)
+{
+    for (const window *w = mpi->windows; w; w = w->next)
+        if (atomic_load(&w->busy))
+            return true;
+    return false;
 }

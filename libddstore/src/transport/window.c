@@ -36,10 +36,15 @@ static int read_piece(const ddstore__access *access, void *window,
         if (rc)
             return rc;
     }
-    /* Once begun it ends or is late: MPI can't be told to stop. */
-    while (!rc && !(done = mpi->read_test(mpi->comm.arg, &read, err)))
-        if (ddstore__pause(&pause, NULL) == DDSTORE_ETIMEDOUT)
+    /* Once begun it ends or is late: MPI can't be told to stop, also by an interrupt.
+     */
+    while (!rc && !(done = mpi->read_test(mpi->comm.arg, &read, err))) {
+        int waited = ddstore__pause(&pause, NULL);
+        if (waited == DDSTORE_ETIMEDOUT)
             return too_late(q->from->peer, access, err);
+        if (waited)
+            ddstore__sleep_ns(DDSTORE__MS);
+    }
     return done < 0 ? done : rc;
 }
 
