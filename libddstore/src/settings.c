@@ -303,34 +303,45 @@ void ddstore__settings_warn_unknown(void)
     pthread_once(&once, warn_unknown);
 }
 
-static void join_identity(char *out, size_t bytes, const char *kind,
-                          const char *const *names)
+static size_t join_identity(char *out, size_t bytes, const char *kind,
+                            const char *const *names)
 {
     size_t used = (size_t)snprintf(out, bytes, "%s", kind);
     for (; *names && used < bytes; names++) {
         const char *value = ddstore__environment(*names);
         used += (size_t)snprintf(out + used, bytes - used, ":%s", value ? value : "0");
     }
+    return used;
 }
 
 void ddstore__launch_identity(char *out, size_t bytes)
 {
+    static const char *const slurm[] = {"SLURM_JOB_ID", "SLURM_STEP_ID",
+                                        "SLURM_RESTART_COUNT", NULL};
     /* The first name of a list decides whether its launcher started this process. */
     static const struct {
         const char *kind, *names[5];
+        bool too; /* in a step of Slurm, this is added: its own is often the same */
     } launchers[] = {
-        {"run", {"DDSTORE_RUN_ID"}},
-        {"ompi", {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
-        {"ompi", {"OMPI_MCA_orte_hnp_uri"}},
+        {"run", {"DDSTORE_RUN_ID"}, false},
+        {"ompi", {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, false},
+        {"ompi", {"OMPI_MCA_orte_hnp_uri"}, false},
         {"torchrun",
-         {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"}},
-        {"pmi", {"PMI_JOBID"}},
-        {"slurm", {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}},
+         {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"},
+         true},
+        {"slurm", {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"}, false},
+        {"pmi", {"PMI_JOBID"}, false},
     };
+    bool step = ddstore__environment("SLURM_STEP_ID") != NULL;
     *out = '\0';
-    for (size_t i = 0; i < DDSTORE__COUNT(launchers); i++)
-        if (ddstore__environment(launchers[i].names[0])) {
-            join_identity(out, bytes, launchers[i].kind, launchers[i].names);
-            return;
-        }
+    for (size_t i = 0; i < DDSTORE__COUNT(launchers); i++) {
+        const char *value = ddstore__environment(launchers[i].names[0]);
+        /* srun's own PMIx doesn't count restarts. */
+        if (!value || (step && strncmp(value, "slurm.pmix.", 11) == 0))
+            continue;
+        size_t used = join_identity(out, bytes, launchers[i].kind, launchers[i].names);
+        if (step && launchers[i].too && used < bytes)
+            (void)join_identity(out + used, bytes - used, ":slurm", slurm);
+        return;
+    }
 }

@@ -30,9 +30,10 @@ void ddstore__settings_free(ddstore__settings *s);
  */
 void ddstore__settings_warn_unknown(void);
 
-/* The identity of the launch that started this process: Slurm's job, step and restart
- * count, or the run id of Open MPI, PMI or torchrun, or DDSTORE_RUN_ID (which wins).
- * "" where nothing tells. */
+/* The identity of the launch that started this process, the same for all its ranks:
+ * Slurm's job, step and restart count, or the run id of Open MPI, PMI or torchrun, or
+ * DDSTORE_RUN_ID (which wins). A job that is requeued gets another one. "" where nothing
+ * tells. */
 void ddstore__launch_identity(char *out, size_t bytes);
 
 /* The value of any environment variable; NULL where unset or empty. */

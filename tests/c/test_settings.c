@@ -261,6 +261,59 @@ static void launches_are_told_apart(void **state)
     unsetenv("SLURM_RESTART_COUNT");
 }
 
+/* The identity where these variables are set, NAME=value each. */
+static const char *identity_of(const char *const *set, size_t n)
+{
+    static char out[256];
+    char name[64];
+    for (int on = 1; on >= 0; on--) {
+        for (size_t i = 0; i < n && set[i]; i++) {
+            size_t length = strcspn(set[i], "=");
+            memcpy(name, set[i], length);
+            name[length] = '\0';
+            if (on)
+                setenv(name, set[i] + length + 1, 1);
+            else
+                unsetenv(name);
+        }
+        if (on)
+            ddstore__launch_identity(out, sizeof(out));
+    }
+    return out;
+}
+
+static void a_step_of_slurm_is_told_by_its_restarts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set[7], *expect;
+    } launches[] = {
+        {{"SLURM_JOB_ID=17", "SLURM_STEP_ID=0"}, "slurm:17:0:0"},
+        {{"SLURM_JOB_ID=17", "SLURM_STEP_ID=0", "SLURM_RESTART_COUNT=2"},
+         "slurm:17:0:2"},
+        {{"SLURM_JOB_ID=17", "SLURM_STEP_ID=0", "SLURM_RESTART_COUNT=2",
+          "PMI_JOBID=17.0"},
+         "slurm:17:0:2"},
+        {{"SLURM_JOB_ID=17", "SLURM_STEP_ID=0", "SLURM_RESTART_COUNT=2",
+          "PMIX_NAMESPACE=slurm.pmix.17.0"},
+         "slurm:17:0:2"},
+        /* mpirun: its ranks on the first node are in no step, the others in one. */
+        {{"SLURM_JOB_ID=17", "PMIX_NAMESPACE=42", "OMPI_MCA_ess_base_jobid=42"},
+         "ompi:42:42"},
+        {{"SLURM_JOB_ID=17", "SLURM_STEP_ID=0", "PMIX_NAMESPACE=42",
+          "OMPI_MCA_ess_base_jobid=42"},
+         "ompi:42:42"},
+        {{"TORCHELASTIC_RUN_ID=none", "MASTER_PORT=29500"}, "torchrun:none:0:29500"},
+        {{"TORCHELASTIC_RUN_ID=none", "MASTER_PORT=29500", "SLURM_JOB_ID=17",
+          "SLURM_STEP_ID=0", "SLURM_RESTART_COUNT=2"},
+         "torchrun:none:0:29500:slurm:17:0:2"},
+        {{"DDSTORE_RUN_ID=mine", "SLURM_JOB_ID=17", "SLURM_STEP_ID=0"}, "run:mine"},
+        {{"PMI_JOBID=pals"}, "pmi:pals"},
+    };
+    for (size_t i = 0; i < DDSTORE__COUNT(launches); i++)
+        assert_string_equal(identity_of(launches[i].set, 7), launches[i].expect);
+}
+
 static int free_last(void **state)
 {
     ddstore__settings_free(&s);
@@ -285,6 +338,7 @@ int main(void)
         TEST(given_ones_must_exist),
         TEST(each_is_described),
         TEST(launches_are_told_apart),
+        TEST(a_step_of_slurm_is_told_by_its_restarts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from members import Member, Members, environment, raises
+from members import LAUNCHERS, Member, Members, environment, raises
 
 import pyddstore
 from pyddstore import DDStoreError, FileComm, HandshakeTimeout, StoreClosedError
@@ -262,7 +262,7 @@ def test_a_directory_without_the_right_to_write(tmp_path: Any) -> None:
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> pytest.MonkeyPatch:
     for name in list(os.environ):
-        if name.startswith(("DDSTORE_RANK", "DDSTORE_SIZE", "DDSTORE_HANDSHAKE_DIR")):
+        if name.startswith(LAUNCHERS) or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return monkeypatch
