@@ -14,6 +14,9 @@ apt_test=(libcmocka-dev clang libclang-rt-dev? cppcheck shellcheck iproute2 util
 # Two MPIs side by side, for the tests of what is built with either.
 apt_mpi=(openmpi-bin libopenmpi-dev mpich libmpich-dev)
 
+# The cluster of the tests: a controller, daemons of nodes, commands.
+apt_slurm=(munge slurmctld slurmd slurm-client)
+
 # The virtual environment that need_venv, pip_install and need_package are about.
 venv=.venv
 # Builds without isolation find meson, ninja and cython there.
