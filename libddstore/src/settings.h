@@ -32,8 +32,8 @@ void ddstore__settings_warn_unknown(void);
 
 /* The identity of the launch that started this process, the same for all its ranks:
  * Slurm's job, step and restart count, or the run id of Open MPI, PMI or torchrun, or
- * DDSTORE_RUN_ID (which wins). A job that is requeued gets another one. "" where nothing
- * tells. */
+ * DDSTORE_RUN_ID (which wins). A job that is requeued gets another one. "" where
+ * nothing tells. */
 void ddstore__launch_identity(char *out, size_t bytes);
 
 /* The value of any environment variable; NULL where unset or empty. */

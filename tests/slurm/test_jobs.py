@@ -193,11 +193,20 @@ def test_two_steps_at_once(jobs: Jobs, train: tuple[str, str]) -> None:
     number = jobs.submit("-N2", "-n4", f"--wrap={step} a & {step} b & wait")
     output = jobs.passed(number)
     assert sorted(one["told"][0] for one in told(output)) == ["0", "1"], output
-    slow = TRAIN.replace("    comm.barrier()", "    import time; time.sleep(4)")
-    same = f"srun --overlap -K1 -N2 -n2 {sys.executable} {jobs.program('s.py', slow)}"
-    text = f"{same} & first=$!; sleep 1.5; {same} && echo both; wait $first"
+    stays = (
+        "import time; open('in', 'w').close()\n"
+        "    while not os.path.exists('out'): time.sleep(0.05)\n"
+    )
+    slow = jobs.program(
+        "slow.py", TRAIN.replace("    comm.barrier()\n", f"    {stays}")
+    )
+    same = f"srun --overlap -K1 -N2 -n2 {sys.executable} {slow}"
+    text = (
+        f"{same} & first=$!; while [ ! -e in ]; do sleep 0.1; done; "
+        f"{same} && echo both; touch out; wait $first"
+    )
     number = jobs.submit("-N2", "-n4", f"--wrap={text}")
-    output = jobs.passed(number, limit_s=30)
+    output = jobs.passed(number)
     assert len(told(output)) == 1, output
     assert "is held by rank 0 of another group" in output
     assert f"launch slurm:{number}:" in output
