@@ -181,7 +181,7 @@ class Cluster:
 
     def daemon(self, host: str, *words: str) -> None:
         """Starts one of Slurm's on a host."""
-        self.popen(f"{words[0]}-{host}", [*self.hosts[host].prefix, *words])
+        self.popen(f"{words[0]}-{host}", self.words(words, "/", host))
 
     def popen(self, name: str, words: Sequence[str]) -> None:
         with open(self.log / f"{name}.output", "wb") as output:

@@ -281,9 +281,10 @@ def test_mpirun(jobs: Jobs, train: tuple[str, str]) -> None:
     mpirun = shutil.which("mpirun.openmpi")
     if mpirun is None:
         pytest.skip("optional: Open MPI isn't installed")
-    command = f"{mpirun} --allow-run-as-root --oversubscribe -n 4 {' '.join(train)}"
-    (one,) = told(jobs.passed(jobs.submit("-N2", "-n4", f"--wrap={command}")))
-    assert {host for _, _, host in one["ranks"]} == {"n1", "n2"}
+    options = "--allow-run-as-root --bind-to none --map-by ppr:2:node"
+    wrap = f"--wrap={mpirun} {options} {' '.join(train)}"
+    (one,) = told(jobs.passed(jobs.submit("-N2", "--ntasks-per-node=2", wrap)))
+    assert [host for _, _, host in one["ranks"]] == ["n1", "n1", "n2", "n2"]
     check_paths(one)
 
 
