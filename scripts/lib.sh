@@ -5,8 +5,9 @@
 
 # What the build needs. A package followed by `?` is skipped where the release has no such
 # package. libfabric's headers are for path 2; fi_info and the library are what it loads.
+# hwloc's headers are for NIC maps; the library that is loaded comes with them.
 apt_build=(gcc libc6-dev pkg-config python3 python3-dev python3-venv ca-certificates
-    libxxhash-dev libfabric-dev libfabric-bin)
+    libxxhash-dev libfabric-dev libfabric-bin libhwloc-dev)
 # What the tests need besides.
 apt_test=(libcmocka-dev clang libclang-rt-dev? cppcheck shellcheck iproute2 util-linux
     procps)

@@ -330,6 +330,65 @@ DDSTORE_API int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out);
 /* Extra members: *alive tells whether the core group still serves. Any thread. */
 DDSTORE_API int ddstore_core_alive(ddstore *store, int *alive, ddstore_error *err);
 
+/* ---- nic map: which network interface is nearest to which CPU ----------------------
+ */
+
+/* A map from CPUs, by the kernel's numbers, to network interfaces (NICs). It doesn't
+ * change once it is made: any number of threads may look at one. Its text form, that of
+ * DDSTORE_NIC_MAP, is NAME=CPUS;NAME=CPUS, e.g. hsn0=0-15,64-79;hsn1=16-31. Up to 64
+ * NICs, CPUs 0 to 8191. Close with ddstore_nic_map_close. */
+typedef struct ddstore_nic_map ddstore_nic_map;
+
+/* The map of this machine, by hwloc, which is loaded for it; CPUs that this process may
+ * not use are in it too. pattern: shell patterns of the NICs' names, separated by
+ * commas; NULL or "": hsn*,ib*,en*,eth*. Only NICs that are PCI devices are taken. A
+ * CPU gets a NIC whose place contains it, else one at its package, else the one with
+ * the least distance; CPUs for which several are equally near are spread over them
+ * evenly. Every CPU stands under one NIC. HWLOC_XMLFILE names another machine's
+ * description. DDSTORE_EUNSUPPORTED: this build or machine has no hwloc;
+ * DDSTORE_EFABRIC: there is no such NIC; DDSTORE_ESYS: hwloc failed, or the file is no
+ * description. Any thread.
+ */
+DDSTORE_API int ddstore_nic_map_discover(const char *pattern, ddstore_nic_map **out,
+                                         ddstore_error *err);
+
+/* The map that a text describes. A NIC is named once; a CPU may stand under several.
+ * DDSTORE_EINVAL tells the place where the text is wrong. Any thread. */
+DDSTORE_API int ddstore_nic_map_parse(const char *text, ddstore_nic_map **out,
+                                      ddstore_error *err);
+
+/* The text of a map: NICs that no CPU stands under are left out. *text is released with
+ * ddstore_release. Any thread. */
+DDSTORE_API int ddstore_nic_map_format(const ddstore_nic_map *map, char **text,
+                                       ddstore_error *err);
+
+typedef struct ddstore_nic_choice {
+    char nic[16];
+    int near; /* 0: no CPU of the caller is in the map, so the NICs take turns */
+    char why[128];
+} ddstore_nic_choice;
+
+/* The NIC for the CPUs that the calling thread may use; where they have several, the
+ * process's local rank, as its launcher tells it, says which. If no CPU is in the map,
+ * the local rank chooses among all NICs, and a warning is logged. Any thread. */
+DDSTORE_API int ddstore_nic_map_choose(const ddstore_nic_map *map,
+                                       ddstore_nic_choice *out, ddstore_error *err);
+
+typedef struct ddstore_nic_cpu {
+    int numa;     /* NUMA node of the CPU; -1: not known (the map is from a text) */
+    int nic_numa; /* of the NIC; -1: not known, or several */
+    char nic[16]; /* the first that the CPU stands under */
+    char how[16]; /* "exact", "package", "distance", "anywhere" (nobody knows where the
+                     NIC is); "given": by a text */
+} ddstore_nic_cpu;
+
+/* What the map says of a CPU. DDSTORE_EKEY: it isn't in the map; DDSTORE_EINDEX: nor is
+ * any beyond it. So 0, 1, ... up to DDSTORE_EINDEX are all. Any thread. */
+DDSTORE_API int ddstore_nic_map_cpu(const ddstore_nic_map *map, int cpu,
+                                    ddstore_nic_cpu *out);
+
+DDSTORE_API void ddstore_nic_map_close(ddstore_nic_map *map);
+
 /* ---- this machine, for tools
  * ---------------------------------------------------------- */
 

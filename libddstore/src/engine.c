@@ -3,6 +3,7 @@
 #include "engine.h"
 
 #include "iface.h"
+#include "nic_map.h"
 #include "peer.h"
 #include "progress.h"
 #include "reader.h"
@@ -57,7 +58,7 @@ static void stop(ddstore__engine *e)
 static int open_ofi(ddstore__engine *e, const ddstore__settings *settings,
                     ddstore_error *err)
 {
-    int rc = ddstore__ofi_open(settings, &e->ofi, err);
+    int rc = ddstore__ofi_open(settings, e->iface_near ? e->iface : "", &e->ofi, err);
     if (rc || !e->ofi)
         return rc;
     snprintf(e->self.provider, sizeof(e->self.provider), "%s",
@@ -73,7 +74,7 @@ static int start(ddstore__engine *e, const ddstore__settings *settings,
     uint8_t nobody[16];
     ddstore__descriptor beacon;
     int rc = ddstore__iface_choose(settings, e->self.address, DDSTORE__ADDRESSES, &n,
-                                   e->iface, err);
+                                   e->iface, &e->iface_near, err);
     if (rc)
         return rc;
     ddstore__random(e->self.uid, sizeof(e->self.uid));
@@ -101,8 +102,11 @@ int ddstore__engine_acquire(const ddstore__settings *settings, bool may_use_ofi,
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, at_first);
+    /* Also where the engine runs and has chosen already. */
+    int rc = ddstore__nic_map_check(settings, err);
+    if (rc)
+        return rc;
     pthread_mutex_lock(&lock);
-    int rc = DDSTORE_OK;
     ddstore__engine *e = engine;
     if (!e) {
         e = calloc(1, sizeof(*e));

@@ -10,12 +10,13 @@ typedef struct ddstore__engine {
     ddstore__segment *beacon;
     ddstore__ofi *ofi; /* NULL: path 2 isn't used */
     char iface[32];    /* the first one listened on */
+    bool iface_near;   /* it is nearest to this process's CPUs */
     int refs;
 } ddstore__engine;
 
 /* The running engine, or a new one: limits raised, addresses chosen and listened on,
  * the progress thread started, libfabric opened where it may be used and the settings
- * ask for it. */
+ * ask for it. A running one keeps the interface that it has chosen. */
 int ddstore__engine_acquire(const ddstore__settings *settings, bool may_use_ofi,
                             ddstore__engine **out, ddstore_error *err);
 void ddstore__engine_release(ddstore__engine *engine);

@@ -1,18 +1,21 @@
 /* Interface choice: candidates from the kernel, ranked, each with a reason. */
 #include "iface.h"
 
+#include "nic_map.h"
+
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #define CANDIDATES 128
 
-enum tier { ROUTED, REAL, NO_CARRIER, VIRTUAL, LOOPBACK, DROPPED };
+enum tier { NEAREST, ROUTED, REAL, NO_CARRIER, VIRTUAL, LOOPBACK, DROPPED };
 
 struct candidate {
     char name[IF_NAMESIZE];
@@ -25,6 +28,7 @@ struct candidate {
 struct list {
     struct candidate at[CANDIDATES];
     size_t n;
+    ddstore_nic_choice nearest; /* nic "": nothing tells, or it can't be used */
 };
 
 static bool is_virtual(const char *name)
@@ -140,6 +144,7 @@ static int collect(const ddstore__settings *s, struct list *list, ddstore_error 
     struct ifaddrs *all;
     char routed[IF_NAMESIZE];
     list->n = 0;
+    list->nearest = (ddstore_nic_choice){0};
     if (getifaddrs(&all) != 0)
         return ddstore__fail_errno(err, errno, "network interfaces can't be listed");
     default_route(routed);
@@ -157,6 +162,54 @@ static int collect(const ddstore__settings *s, struct list *list, ddstore_error 
     return DDSTORE_OK;
 }
 
+/* What nearness may choose: candidates that are up, once for each address. */
+static size_t usable_names(const struct list *list, const char **names)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < list->n; i++) {
+        const struct candidate *c = &list->at[i];
+        if (c->tier == ROUTED || c->tier == REAL)
+            names[n++] = c->name;
+    }
+    return n;
+}
+
+/* Puts the interface that is nearest to this process first. The others stay behind it,
+ * for peers that can't reach it. One that can't be used is told, and changes nothing.
+ */
+static int put_nearest_first(const ddstore__settings *s, struct list *list,
+                             ddstore_error *err)
+{
+    const char *names[CANDIDATES], *why = "there is no such interface with an address";
+    ddstore_nic_choice *nearest = &list->nearest;
+    bool found = false;
+    int rc = *s->iface ? ddstore__nic_map_check(s, err)
+                       : ddstore__nic_nearest(s, "", names, usable_names(list, names),
+                                              nearest, err);
+    if (rc || !*nearest->nic)
+        return rc;
+    for (size_t i = 0; i < list->n; i++) {
+        struct candidate *c = &list->at[i];
+        if (!same_name(nearest->nic, c->name))
+            continue;
+        if (c->tier == DROPPED || c->tier == NO_CARRIER) {
+            why = c->why;
+            continue;
+        }
+        c->tier = NEAREST, c->why = nearest->why;
+        found = true;
+    }
+    if (!found) {
+        ddstore__log(DDSTORE_LOG_WARN,
+                     "the NIC map names %s for this process, but it can't be used "
+                     "(%s): the interface is chosen as without a map",
+                     nearest->nic, why);
+        nearest->nic[0] = '\0';
+    }
+    qsort(list->at, list->n, sizeof(list->at[0]), by_rank);
+    return DDSTORE_OK;
+}
+
 /* Real interfaces are taken together; virtual ones and loopback only where they lead. A
  * cable may have a carrier again in a moment, so virtual ones are taken beside it. */
 static bool is_taken(const struct list *list, size_t i)
@@ -167,13 +220,16 @@ static bool is_taken(const struct list *list, size_t i)
 }
 
 int ddstore__iface_choose(const ddstore__settings *s, ddstore__address *out, size_t max,
-                          size_t *n, char *name, ddstore_error *err)
+                          size_t *n, char *name, bool *nearest, ddstore_error *err)
 {
     struct list list;
     int rc = collect(s, &list, err);
+    if (!rc)
+        rc = put_nearest_first(s, &list, err);
     if (rc)
         return rc;
     *n = 0;
+    *nearest = *list.nearest.nic != '\0';
     for (size_t i = 0; i < list.n && *n < max; i++)
         if (is_taken(&list, i))
             out[(*n)++] = list.at[i].address;
@@ -216,16 +272,36 @@ bool ddstore__iface_is_near(const ddstore__address *a)
     return near;
 }
 
-void ddstore__iface_probe(const ddstore__settings *s, ddstore__buffer *text)
+static void add_line(ddstore__buffer *text, const char *format, ...)
+    DDSTORE__PRINTF(2, 3);
+
+static void add_line(ddstore__buffer *text, const char *format, ...)
+{
+    char line[512];
+    va_list args;
+    va_start(args, format);
+    int used = vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    ddstore__add_bytes(text, line,
+                       used < (int)sizeof(line) ? (size_t)used : sizeof(line) - 1);
+    ddstore__add_bytes(text, "\n", 1);
+}
+
+void ddstore__iface_probe(const ddstore__settings *s, ddstore__buffer *text,
+                          char nearest[IF_NAMESIZE])
 {
     struct list list;
-    char line[256];
+    ddstore_error why;
+    *nearest = '\0';
     if (collect(s, &list, NULL))
         return;
+    if (put_nearest_first(s, &list, &why))
+        add_line(text, "nic map\trefused: %s", why.message);
+    else
+        memcpy(nearest, list.nearest.nic, IF_NAMESIZE);
     for (size_t i = 0; i < list.n; i++) {
         const struct candidate *c = &list.at[i];
-        int used = snprintf(line, sizeof(line), "interface\t%s %s: %s, %s\n", c->name,
-                            c->text, is_taken(&list, i) ? "taken" : "dropped", c->why);
-        ddstore__add_bytes(text, line, (size_t)used);
+        add_line(text, "interface\t%s %s: %s, %s", c->name, c->text,
+                 is_taken(&list, i) ? "taken" : "dropped", c->why);
     }
 }

@@ -65,16 +65,18 @@ int ddstore_probe(char **text, ddstore_error *err)
     ddstore__settings settings;
     ddstore__buffer b = {0};
     struct utsname kernel;
+    char nearest[IF_NAMESIZE];
     int rc = ddstore__settings_load(&settings, NULL, 0, err);
     if (!rc) {
         line(&b, "libddstore", "%s", ddstore_version());
         if (uname(&kernel) == 0)
             line(&b, "kernel", "%s %s", kernel.sysname, kernel.release);
         limits(&b);
-        ddstore__iface_probe(&settings, &b);
+        ddstore__iface_probe(&settings, &b, nearest);
         char *fabric = NULL;
         size_t bytes = 0;
-        if (ddstore__ofi_probe(&settings, &fabric, &bytes) == DDSTORE_OK && fabric)
+        if (ddstore__ofi_probe(&settings, nearest, &fabric, &bytes) == DDSTORE_OK &&
+            fabric)
             ddstore__add_bytes(&b, fabric, bytes);
         free(fabric);
         ddstore__add_bytes(&b, "", 1);

@@ -49,7 +49,7 @@ static inline int open_provider(const char *fabric, const char *iface,
     *out = NULL;
     int rc = ddstore__settings_load(&settings, given, DDSTORE__COUNT(given), err);
     if (rc == 0)
-        rc = ddstore__ofi_open(&settings, out, err);
+        rc = ddstore__ofi_open(&settings, "", out, err);
     ddstore__settings_free(&settings);
     return rc;
 }

@@ -18,7 +18,7 @@ static int open_with(const char *fabric, const char *iface, const char *library,
     *out = NULL;
     int rc = ddstore__settings_load(&settings, given, DDSTORE__COUNT(given), &err);
     if (rc == 0)
-        rc = ddstore__ofi_open(&settings, out, &err);
+        rc = ddstore__ofi_open(&settings, "", out, &err);
     ddstore__settings_free(&settings);
     return rc;
 }
@@ -195,12 +195,41 @@ static void probe(void **state)
     char *text = NULL;
     size_t bytes = 0;
     assert_int_equal(ddstore__settings_load(&settings, &given, 1, &err), 0);
-    assert_int_equal(ddstore__ofi_probe(&settings, &text, &bytes), 0);
+    assert_int_equal(ddstore__ofi_probe(&settings, "", &text, &bytes), 0);
     assert_int_equal(strlen(text), bytes);
     assert_non_null(strstr(text, "libfabric\t"));
     assert_non_null(strstr(text, "provider\tsockets on "));
     assert_non_null(strstr(text, ": taken\n"));
     free(text);
+    ddstore__settings_free(&settings);
+}
+
+/* How far behind the candidates on lo are with that interface as the nearest. */
+static int rank_on_lo(const ddstore__settings *settings, const ddstore__ofi_api *api,
+                      const char *nearest)
+{
+    ddstore__ofi_choice choice;
+    int rank = -1;
+    assert_int_equal(ddstore__ofi_choose(settings, nearest, api, &choice, &err), 0);
+    for (size_t i = 0; i < choice.n; i++)
+        if (choice.all[i].wanted && ddstore__ofi_on_iface(choice.all[i].info, "lo"))
+            rank = choice.all[i].rank / 64; /* less its place in the list */
+    ddstore__ofi_choice_free(&choice);
+    assert_true(rank >= 0);
+    return rank;
+}
+
+static void nearest(void **state)
+{
+    (void)state;
+    ddstore_setting given = {"DDSTORE_FABRIC", "ofi:sockets"};
+    ddstore__settings settings;
+    const ddstore__ofi_api *api;
+    assert_int_equal(ddstore__settings_load(&settings, &given, 1, &err), 0);
+    assert_int_equal(ddstore__ofi_load(&settings, &api, &err), 0);
+    int plain = rank_on_lo(&settings, api, "");
+    assert_int_equal(rank_on_lo(&settings, api, "lo"), plain);
+    assert_int_equal(rank_on_lo(&settings, api, "another"), plain + 200);
     ddstore__settings_free(&settings);
 }
 
@@ -212,6 +241,7 @@ int main(void)
         cmocka_unit_test(names),    cmocka_unit_test(interfaces),
         cmocka_unit_test(hardware), cmocka_unit_test(keys),
         cmocka_unit_test(ranges),   cmocka_unit_test(probe),
+        cmocka_unit_test(nearest),
     };
     alarm(60);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -170,12 +170,13 @@ static void say_opened(const ddstore__ofi *ofi)
         ofi->mr_mode & FI_MR_LOCAL ? ", destinations registered" : "");
 }
 
-static int open_best(const ddstore__settings *settings, const ddstore__ofi_api *api,
-                     ddstore__ofi **out, ddstore_error *err)
+static int open_best(const ddstore__settings *settings, const char *nearest,
+                     const ddstore__ofi_api *api, ddstore__ofi **out,
+                     ddstore_error *err)
 {
     ddstore__ofi_choice choice;
     ddstore_error why;
-    int rc = ddstore__ofi_choose(settings, api, &choice, err);
+    int rc = ddstore__ofi_choose(settings, nearest, api, &choice, err);
     if (rc != 0)
         return rc;
     for (size_t i = 0; i < choice.n && !choice.all[i].why[0] && !*out; i++) {
@@ -191,8 +192,8 @@ static int open_best(const ddstore__settings *settings, const ddstore__ofi_api *
     return rc;
 }
 
-int ddstore__ofi_open(const ddstore__settings *settings, ddstore__ofi **out,
-                      ddstore_error *err)
+int ddstore__ofi_open(const ddstore__settings *settings, const char *nearest,
+                      ddstore__ofi **out, ddstore_error *err)
 {
     const ddstore__ofi_api *api;
     ddstore_error why = {0};
@@ -203,7 +204,7 @@ int ddstore__ofi_open(const ddstore__settings *settings, ddstore__ofi **out,
         return 0;
     int rc = ddstore__ofi_load(settings, &api, &why);
     if (rc == 0)
-        rc = open_best(settings, api, out, &why);
+        rc = open_best(settings, nearest, api, out, &why);
     if (rc != 0 && automatic) {
         ddstore__log(
             DDSTORE_LOG_WARN,

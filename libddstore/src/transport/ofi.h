@@ -16,11 +16,12 @@ typedef struct ddstore__ofi_peer ddstore__ofi_peer;
 #define DDSTORE__OFI_ADDRESS_MAX 128
 
 /* Opens the provider that settings->fabric asks for (auto: hardware, where this host
- * has it) on settings->iface, if given, and starts serving. DDSTORE_EFABRIC lists every
+ * has it) on settings->iface, if given, and starts serving. Of candidates that are as
+ * good, one on the interface `nearest` ("": none) is taken. DDSTORE_EFABRIC lists every
  * candidate and why it was dropped; *out NULL and 0: tcp, hsn, or auto on a host
  * without such hardware or where it can't be used, which is logged as a warning. */
-int ddstore__ofi_open(const ddstore__settings *settings, ddstore__ofi **out,
-                      ddstore_error *err);
+int ddstore__ofi_open(const ddstore__settings *settings, const char *nearest,
+                      ddstore__ofi **out, ddstore_error *err);
 /* No read runs any more, and exposures were released. Never waits for a peer.
  * Afterwards nothing arrives any more in anybody's memory, of abandoned reads either.
  */
@@ -86,6 +87,7 @@ int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, bool *poisoned,
 
 /* For ddstore_probe: appends lines "libfabric\t...", "provider\tNAME: taken/dropped,
  * why". */
-int ddstore__ofi_probe(const ddstore__settings *settings, char **text, size_t *bytes);
+int ddstore__ofi_probe(const ddstore__settings *settings, const char *nearest,
+                       char **text, size_t *bytes);
 
 #endif

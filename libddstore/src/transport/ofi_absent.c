@@ -24,9 +24,10 @@ static bool has_entries(const char *path, const char *prefix)
     return found;
 }
 
-int ddstore__ofi_open(const ddstore__settings *settings, ddstore__ofi **out,
-                      ddstore_error *err)
+int ddstore__ofi_open(const ddstore__settings *settings, const char *nearest,
+                      ddstore__ofi **out, ddstore_error *err)
 {
+    (void)nearest;
     *out = NULL;
     if (strcmp(settings->fabric, "tcp") == 0 || strcmp(settings->fabric, "hsn") == 0)
         return 0;
@@ -115,11 +116,12 @@ int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, bool *poisoned,
     return absent(err);
 }
 
-int ddstore__ofi_probe(const ddstore__settings *settings, char **text, size_t *bytes)
+int ddstore__ofi_probe(const ddstore__settings *settings, const char *nearest,
+                       char **text, size_t *bytes)
 {
     static const char line[] =
         "libfabric\tnot in this build: RDMA networks can't be used\n";
-    (void)settings;
+    (void)settings, (void)nearest;
     char *all = realloc(*text, *bytes + sizeof(line));
     if (!all)
         return DDSTORE_ENOMEM;

@@ -100,7 +100,8 @@ static DDSTORE__PRINTF(2, 3) void drop(ddstore__ofi_candidate *c, const char *fo
     va_end(args);
 }
 
-static void judge(ddstore__ofi_candidate *c, const ddstore__settings *settings)
+static void judge(ddstore__ofi_candidate *c, const ddstore__settings *settings,
+                  const char *nearest)
 {
     const struct fi_info *info = c->info;
     const char *name = info->fabric_attr->prov_name;
@@ -125,7 +126,8 @@ static void judge(ddstore__ofi_candidate *c, const ddstore__settings *settings)
     c->wanted = fit >= 0;
     c->rank = fit * 10000 + (int)count_parts(name) * 1000 +
               (contains_part(name, "ofi_rxd", 7) ? 500 : 0) +
-              (info->addr_format == FI_SOCKADDR_IN6 ? 100 : 0);
+              (info->addr_format == FI_SOCKADDR_IN6 ? 100 : 0) +
+              (*nearest && !ddstore__ofi_on_iface(info, nearest) ? 200 : 0);
 }
 
 static bool same(const char *a, const char *b)
@@ -159,7 +161,7 @@ static int add_list(ddstore__ofi_choice *choice, const ddstore__settings *settin
             return -1;
         choice->all = all;
         all[choice->n] = (ddstore__ofi_candidate){.info = i};
-        judge(&all[choice->n], settings);
+        judge(&all[choice->n], settings, choice->nearest);
         wanted += all[choice->n++].wanted;
     }
     return wanted;
@@ -229,8 +231,9 @@ static int ask(const ddstore__ofi_api *api, const ddstore__settings *settings,
                          api->strerror(-rc));
 }
 
-int ddstore__ofi_choose(const ddstore__settings *settings, const ddstore__ofi_api *api,
-                        ddstore__ofi_choice *out, ddstore_error *err)
+int ddstore__ofi_choose(const ddstore__settings *settings, const char *nearest,
+                        const ddstore__ofi_api *api, ddstore__ofi_choice *out,
+                        ddstore_error *err)
 {
     static const query queries[] = {{0, FI_THREAD_SAFE, false},
                                     {0, FI_THREAD_SAFE, true},
@@ -238,7 +241,7 @@ int ddstore__ofi_choose(const ddstore__settings *settings, const ddstore__ofi_ap
                                     {FI_MSG, FI_THREAD_SAFE, false}};
     int wanted = 0, rc = 0;
     size_t lists = 0;
-    *out = (ddstore__ofi_choice){.api = api};
+    *out = (ddstore__ofi_choice){.api = api, .nearest = nearest};
     for (size_t i = 0; i < DDSTORE__COUNT(queries) && wanted == 0 && rc == 0; i++) {
         struct fi_info *list = NULL;
         rc = ask(api, settings, &queries[i], &list, err);

@@ -29,6 +29,7 @@ typedef struct ddstore__ofi_candidate {
 
 typedef struct ddstore__ofi_choice {
     const ddstore__ofi_api *api;
+    const char *nearest;         /* the caller's */
     struct fi_info *lists[4];    /* as the queries gave them */
     ddstore__ofi_candidate *all; /* those that were not dropped first, best first */
     size_t n;
@@ -44,9 +45,11 @@ bool ddstore__ofi_name_matches(const char *name, const char *wanted);
 /* "PROVIDER on DOMAIN (FABRIC)", for messages. */
 void ddstore__ofi_describe(const struct fi_info *info, char *out, size_t bytes);
 
-/* All candidates, judged. */
-int ddstore__ofi_choose(const ddstore__settings *settings, const ddstore__ofi_api *api,
-                        ddstore__ofi_choice *out, ddstore_error *err);
+/* All candidates, judged; of those that are as good, the ones on the interface
+ * `nearest` ("": none) come first. */
+int ddstore__ofi_choose(const ddstore__settings *settings, const char *nearest,
+                        const ddstore__ofi_api *api, ddstore__ofi_choice *out,
+                        ddstore_error *err);
 /* Fills err with every candidate and why it was dropped. Returns DDSTORE_EFABRIC. */
 int ddstore__ofi_choice_report(const ddstore__ofi_choice *choice,
                                const ddstore__settings *settings, ddstore_error *err);

@@ -39,7 +39,8 @@ static int add_providers(const ddstore__ofi_choice *choice, char **text, size_t 
     return rc;
 }
 
-int ddstore__ofi_probe(const ddstore__settings *settings, char **text, size_t *bytes)
+int ddstore__ofi_probe(const ddstore__settings *settings, const char *nearest,
+                       char **text, size_t *bytes)
 {
     const ddstore__ofi_api *api;
     ddstore__ofi_choice choice;
@@ -60,7 +61,7 @@ int ddstore__ofi_probe(const ddstore__settings *settings, char **text, size_t *b
                  ddstore__ofi_hardware("", NULL) ? "found" : "none found");
     if (rc != 0)
         return rc;
-    if (ddstore__ofi_choose(settings, api, &choice, &err) != 0)
+    if (ddstore__ofi_choose(settings, nearest, api, &choice, &err) != 0)
         return add(text, bytes, "provider\tnone: %s\n", err.message);
     if (choice.n == 0)
         rc = add(text, bytes, "provider\tnone\n");
