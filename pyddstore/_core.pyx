@@ -30,6 +30,7 @@ __version__ = c.ddstore_version().decode()
 include "_core_errors.pxi"
 include "_core_host.pxi"
 include "_core_settings.pxi"
+include "_core_nic_map.pxi"
 include "_core_arrays.pxi"
 include "_core_comm.pxi"
 include "_core_mpi.pxi"

@@ -89,6 +89,53 @@ def info(as_json: bool) -> None:
         report.show_info(facts)
 
 
+@cli.command("nic-map")
+@click.option(
+    "--env", "as_env", is_flag=True, help="Print the value for DDSTORE_NIC_MAP instead."
+)
+@click.option(
+    "--allocated",
+    is_flag=True,
+    help="Only the CPUs that this process may use, and the interface it would take.",
+)
+@click.option(
+    "-p",
+    "pattern",
+    metavar="PATTERN",
+    help="Names of network interfaces, e.g. 'hsn*,mlx?'; [default: hsn*,ib*,en*,eth*]",
+)
+@click.argument("cpu", required=False, type=click.IntRange(min=0))
+def nic_map(
+    as_env: bool, allocated: bool, pattern: str | None, cpu: int | None
+) -> None:
+    """Show for each CPU of this machine the nearest network interface, or for one CPU
+    its name alone.
+
+    `exact`: the interface is at the CPU's NUMA node (or a larger part of the machine
+    that holds it); `package`: at its package; `distance`: at another, the nearest one;
+    `anywhere`: the machine doesn't tell where it is. CPUs with several that are equally
+    near are spread over them. Only interfaces that are PCI devices are looked at.
+
+    DDSTORE_NIC_MAP="$(ddstore nic-map --env)" makes processes use the interface of
+    their CPUs.
+    """
+    if as_env + allocated + (cpu is not None) > 1:
+        raise click.UsageError("give one of --env, --allocated and a CPU")
+    from pyddstore import nic_map as maps
+
+    try:
+        if as_env:
+            click.echo(maps.discover(pattern))
+        elif cpu is not None:
+            click.echo(maps.nic_of(maps.discover(pattern), cpu))
+        elif allocated:
+            maps.show_allocated(maps.discover(pattern))
+        else:
+            maps.show(maps.discover(pattern))
+    except (LookupError, OSError, RuntimeError) as error:
+        fail(f"ddstore nic-map: {error.args[0]}", 1)
+
+
 @cli.command()
 @click.option(
     "--plot",

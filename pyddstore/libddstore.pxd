@@ -182,6 +182,30 @@ cdef extern from "ddstore.h" nogil:
     int ddstore_core_alive(ddstore_t *store, int *alive, ddstore_error *err)
     int ddstore_probe(char **text, ddstore_error *err)
 
+    ctypedef struct ddstore_nic_map:
+        pass
+
+    ctypedef struct ddstore_nic_choice:
+        char nic[16]
+        int near
+        char why[128]
+
+    ctypedef struct ddstore_nic_cpu:
+        int numa
+        int nic_numa
+        char nic[16]
+        char how[16]
+
+    int ddstore_nic_map_discover(const char *pattern, ddstore_nic_map **out,
+                                 ddstore_error *err)
+    int ddstore_nic_map_parse(const char *text, ddstore_nic_map **out, ddstore_error *err)
+    int ddstore_nic_map_format(const ddstore_nic_map *map, char **text,
+                               ddstore_error *err)
+    int ddstore_nic_map_choose(const ddstore_nic_map *map, ddstore_nic_choice *out,
+                               ddstore_error *err)
+    int ddstore_nic_map_cpu(const ddstore_nic_map *map, int cpu, ddstore_nic_cpu *out)
+    void ddstore_nic_map_close(ddstore_nic_map *map)
+
 
 cdef extern from "ddstore_mpi.h" nogil:
     ctypedef struct ddstore_mpi:

@@ -56,6 +56,7 @@ def as_json(facts: dict[str, Any]) -> str:
 def sections(machine: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
     """Sorts the library's lines into sections of names and texts; order is kept."""
     titles = {"interface": "Network interfaces", "provider": "Providers of libfabric"}
+    titles["nic map"] = titles["interface"]
     titles |= dict.fromkeys(("libfabric", "rdma hardware"), "RDMA")
     titles |= dict.fromkeys(("memfd", "/dev/shm", "memory"), "Limits")
     found: dict[str, list[tuple[str, str]]] = {}
