@@ -360,8 +360,8 @@ store.free()
 
 def test_a_killed_rank(run: Any) -> None:
     """mpirun ends the others, or leaves them be if it is told to: then they hear it."""
-    if mpi_launch.vendor() != "Open MPI":
-        pytest.skip("optional: only Open MPI lets the other ranks go on")
+    if mpi_launch.vendor() != "Open MPI" or mpi_launch.version() >= (5,):
+        pytest.skip("optional: only Open MPI 4 lets the other ranks go on")
     # Open MPI's own end may wait for the dead.
     text = ABSENT % "os.kill(os.getpid(), 9)" + "os._exit(0)\n"
     for method in (0, 1):

@@ -115,6 +115,7 @@ class Cluster:
         file = self.folder / "hosts"
         lines = [f"10.98.0.{i + 1} {name}" for i, name in enumerate(self.hosts)]
         file.write_text("\n".join(["127.0.0.1 localhost", *lines]) + "\n")
+        Path("/etc/hosts").touch()  # minimal systems have none to mount it over
         for host in self.hosts.values():
             call(*host.prefix, "mount", "--bind", str(file), "/etc/hosts")
 
