@@ -102,7 +102,7 @@ class PyDDStore(_core.Store):
             from . import _mpi
         except ImportError as exc:
             raise RuntimeError(f"a communicator needs mpi4py: {exc}") from exc
-        held = self._held = _mpi.hold(comm)
+        held = _mpi.hold(comm)
         weakref.finalize(self, setattr, held, "released", True).atexit = False
         meeting = held.meeting
         try:
@@ -125,7 +125,9 @@ class PyDDStore(_core.Store):
                 _mpi.load_plugin(str(_plugin))
                 held.attach()
         except Exception as exc:
+            held.released = True
             self._open_failed(meeting, exc)
+        self._held = held
         self._open(
             method, directory, ns, meeting.rank, meeting.size, 0, nic_map, meeting,
             held.group,

@@ -207,11 +207,10 @@ static int make_var(ddstore *store, const char *what,
 {
     ddstore__gathered g;
     ddstore_error mine;
-    int rc = ddstore__var_make(store, record, &store->access.ticket, var, &mine);
-    if (rc && !store->windows)
-        return ddstore__fail(err, rc, "%s", mine.message);
+    int rc = ddstore__var_make(store, record, &store->access.ticket, var,
+                               store->windows ? &mine : err);
     if (!store->windows)
-        return DDSTORE_OK;
+        return rc;
     rc = ddstore__store_agree(store, rc ? &mine : NULL, what, NULL, 0, &g, err);
     ddstore__gathered_free(&g);
     return rc;

@@ -376,6 +376,19 @@ def test_ranks_that_open_differently(
             assert f"rank {bad}" in text
 
 
+@pytest.mark.mpi(min_size=2)
+def test_one_rank_opens_a_store_again(open_store: Any, way: Any, comm: Any) -> None:
+    store = open_store()
+    total = filled(store, comm)
+    again = store if comm.rank == 1 else pyddstore.PyDDStore.__new__(type(store))
+    for kind, text in raised(comm, lambda: again.__init__(comm, way[0], "unused")):
+        assert kind == "ValueError"
+        assert "rank 1: this store was opened before" in text
+    out = np.empty((total, WIDTH))
+    store.get_batch("v", out, np.arange(total))
+    assert (out == encoded(np.arange(total))).all()
+
+
 # ---- its end -------------------------------------------------------------------------
 
 

@@ -1,4 +1,5 @@
-/* The plugin's own: which MPI this is, who may call it, and a store's communicator. */
+/* A store's communicator in the plugin's hands: which MPI it is of, who may call it,
+ * its collectives, and how it ends. */
 #include "mpi.h"
 
 #include <limits.h>

@@ -2,6 +2,7 @@
 #include "mpi.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #define NO_WINDOW                                                                      \
     ": MPI offers no one-sided path between these hosts; set OMPI_MCA_osc=ucx (Open "  \
@@ -99,7 +100,7 @@ int ddstore__mpi_read_begin(void *arg, void *at, int rank, uint64_t offset,
         return read_failed(w, rank, code, err);
     ddstore__mpi_leave();
     *read = (ddstore_mpi_read){.window = w, .rank = rank};
-    __builtin_memcpy(read->opaque, &request, sizeof(request));
+    memcpy(read->opaque, &request, sizeof(request));
     return 0;
 }
 
@@ -111,12 +112,12 @@ int ddstore__mpi_read_test(void *arg, ddstore_mpi_read *read, ddstore_error *err
     int done = 0, rc = ddstore__mpi_enter(err);
     if (rc)
         return rc;
-    __builtin_memcpy(&request, read->opaque, sizeof(request));
+    memcpy(&request, read->opaque, sizeof(request));
     int code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
     if (code != MPI_SUCCESS)
         return read_failed(w, read->rank, code, err);
     if (!done) {
-        __builtin_memcpy(read->opaque, &request, sizeof(request));
+        memcpy(read->opaque, &request, sizeof(request));
         ddstore__mpi_leave();
         return 0;
     }

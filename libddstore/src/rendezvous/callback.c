@@ -6,7 +6,6 @@
 #include "../settings.h"
 
 #include <stdio.h>
-
 #include <stdlib.h>
 
 #define ROUND_BYTES (64u << 20) /* gathered at once by all ranks, padding included */
