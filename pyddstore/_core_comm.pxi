@@ -1,4 +1,4 @@
-# The file rendezvous: the C side of FileComm.
+# Meeting without a communicator, through files or PMI2: the C side of FileComm.
 
 # Of this process, by process, directory, name and rank.
 _namespaces = weakref.WeakValueDictionary()
@@ -29,28 +29,63 @@ cdef note_namespace(dir, ns, rank, holder):
         pass
 
 
+cdef c.ddstore_comm *comm_of_pmi2(bytes ns, double timeout_s) except NULL:
+    cdef c.ddstore_comm_pmi2 how
+    cdef c.ddstore_comm *comm = NULL
+    cdef c.ddstore_error err
+    cdef int rc
+    how.ns, how.timeout_s = ns, timeout_s
+    with nogil:
+        rc = c.ddstore_comm_open_pmi2(&how, &comm, &err)
+    if rc:
+        fail(&err)
+    return comm
+
+
+cdef int check_place(c.ddstore_comm *comm, int rank, int size) except -1:
+    at = c.ddstore_comm_rank(comm), c.ddstore_comm_size(comm)
+    if at != (rank, size):
+        raise ValueError(
+            f"rank={rank}, size={size}: to PMI2 this process is rank {at[0]} of {at[1]}")
+    return 0
+
+
+def pmi2_launch():
+    """Rank and size as the launcher's PMI2 says. RuntimeError: this process has none."""
+    cdef c.ddstore_comm *comm = comm_of_pmi2(b"s0", 0)
+    rank, size = c.ddstore_comm_rank(comm), c.ddstore_comm_size(comm)
+    c.ddstore_comm_close(comm)
+    return rank, size
+
+
 cdef class Comm:
-    """Members that meet through files of a directory: the C side of FileComm."""
+    """Members that meet through files of a directory, or with dir None through PMI2:
+    the C side of FileComm."""
 
     cdef c.ddstore_comm *ptr
     cdef readonly int rank, size
     cdef object _lock
     cdef object __weakref__
 
-    def __cinit__(self, str dir not None, int rank, int size, str ns not None,
+    def __cinit__(self, str dir, int rank, int size, str ns not None,
                   double timeout_s=0):
         cdef c.ddstore_comm_file how
         cdef c.ddstore_error err
         cdef int rc
-        cdef bytes d = dir.encode("utf-8", "surrogateescape"), n = ns.encode()
+        cdef bytes d = b"" if dir is None else dir.encode("utf-8", "surrogateescape")
+        cdef bytes n = ns.encode()
         if b"\0" in d or b"\0" in n:
             raise ValueError("dir and ns must not hold NUL")
-        how.dir, how.ns = d, n
-        how.rank, how.size, how.timeout_s = rank, size, timeout_s
-        check_namespace(d, ns, rank)
         self.rank, self.size = rank, size
         self._lock = threading.Lock()
         _start_log_thread()
+        if dir is None:
+            self.ptr = comm_of_pmi2(n, timeout_s)
+            check_place(self.ptr, rank, size)
+            return
+        how.dir, how.ns = d, n
+        how.rank, how.size, how.timeout_s = rank, size, timeout_s
+        check_namespace(d, ns, rank)
         with nogil:
             rc = c.ddstore_comm_open_file(&how, &self.ptr, &err)
         if rc:

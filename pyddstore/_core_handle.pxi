@@ -27,8 +27,9 @@ cdef class Handle:
     # -- opening and freeing --
 
     def _open(self, int method, str dir, ns, rank, size, int n_core, nic_map, meeting=None,
-              MpiGroup group=None):
-        """rank None: an extra member. meeting: instead of files; group: for method 0."""
+              MpiGroup group=None, bint pmi2=False):
+        """rank None: an extra member. meeting, pmi2: instead of files; group: for method
+        0."""
         cdef c.ddstore_options options
         cdef c.ddstore_setting given[1]
         cdef bint extra = rank is None
@@ -38,7 +39,8 @@ cdef class Handle:
         self._check_new()
         if b"\0" in d or b"\0" in n or b"\0" in m:
             raise ValueError("handshake_dir, exchange_ns and nic_map must not hold NUL")
-        if not extra and meeting is None:
+        cdef bint files = not extra and meeting is None and not pmi2
+        if files:
             check_namespace(d, ns, rank)
         memset(&options, 0, sizeof(options))
         options.struct_bytes = sizeof(options)
@@ -56,9 +58,11 @@ cdef class Handle:
             self.rank = rank
         if meeting is not None:
             self.open_meeting(&options, meeting, group)
+        elif pmi2:
+            self.open_pmi2(&options, n, size)
         else:
             self.open_files(&options, extra, d, n, size)
-        if not extra and meeting is None:
+        if files:
             note_namespace(d, ns, rank, self)
         if not extra:
             c.ddstore_announce_sigterm()
@@ -91,6 +95,21 @@ cdef class Handle:
                 rc = c.ddstore_open_mpi_calls(&calls, options, &self.ptr, &err)
         else:
             comm = comm_of_meeting(meeting)
+            with nogil:
+                rc = c.ddstore_open(comm, options, &self.ptr, &err)
+        return fail(&err) if rc else 0
+
+    cdef int open_pmi2(self, c.ddstore_options *options, bytes ns, size) except -1:
+        cdef c.ddstore_comm *comm = comm_of_pmi2(ns, 0)
+        cdef c.ddstore_error why, err
+        cdef int rc
+        try:
+            check_place(comm, self.rank, size)
+        except ValueError as exc:
+            fill_failure(&why, exc)
+            with nogil:
+                rc = c.ddstore_open_failed(comm, &why, &err)
+        else:
             with nogil:
                 rc = c.ddstore_open(comm, options, &self.ptr, &err)
         return fail(&err) if rc else 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import NamedTuple
 
 from . import _core
+
+_log = logging.getLogger("pyddstore")
 
 # From here on, Slurm's steps are shells: batch, interactive and so on.
 _FIRST_SPECIAL = 0xFFFFFFF0
@@ -176,13 +179,60 @@ def _advice() -> str:
     )
 
 
-def handshake_dir(given: str | os.PathLike[str] | None) -> str:
-    """The argument, else DDSTORE_HANDSHAKE_DIR, else ValueError."""
+_NO_DIRECTORY = (
+    "a directory that all members share is needed: pass handshake_dir or set "
+    "DDSTORE_HANDSHAKE_DIR"
+)
+
+
+def _directory(given: str | os.PathLike[str] | None) -> str:
+    """The argument, else DDSTORE_HANDSHAKE_DIR, else "" ."""
     # Not by _core.settings(), which shortens long values and can't show all bytes.
-    path = (given and os.fsdecode(given)) or os.environ.get("DDSTORE_HANDSHAKE_DIR")
+    return (given and os.fsdecode(given)) or os.environ.get("DDSTORE_HANDSHAKE_DIR", "")
+
+
+def handshake_dir(given: str | os.PathLike[str] | None, more: str = "") -> str:
+    """The argument, else DDSTORE_HANDSHAKE_DIR, else ValueError, for the reason that
+    the Slurm plugin tells, if it is to set it and couldn't."""
+    path = _directory(given)
     if not path:
-        raise ValueError(
-            "a directory that all members share is needed: pass handshake_dir or set "
-            "DDSTORE_HANDSHAKE_DIR"
-        )
+        why = os.environ.get("DDSTORE_SPANK_ERROR")
+        raise ValueError((why or _NO_DIRECTORY) + more)
     return path
+
+
+def meeting_dir(
+    given: str | os.PathLike[str] | None, rank: int, size: int
+) -> str | None:
+    """Where a group without a communicator meets, as DDSTORE_EXCHANGE says: a directory,
+    or None for the launcher's PMI2."""
+    exchange = _exchange()
+    path = _directory(given)
+    if exchange == "file" or (exchange == "auto" and path):
+        return handshake_dir(given)
+    why = _why_no_pmi2(rank, size)
+    if not why:
+        return None
+    if path:
+        _log.warning("DDSTORE_EXCHANGE=pmi2: %s. Meeting in %s instead", why, path)
+        return path
+    slurm = exchange == "pmi2" or os.environ.get("SLURM_STEP_ID")
+    return handshake_dir(given, f"; and no PMI2: {why}" if slurm else "")
+
+
+def _exchange() -> str:
+    row = next(r for r in _core.settings() if r["name"] == "DDSTORE_EXCHANGE")
+    if row["bad"]:
+        raise ValueError(f"{row['name']}={row['value']}: give {row['allowed']}")
+    return str(row["value"])
+
+
+def _why_no_pmi2(rank: int, size: int) -> str:
+    """Why PMI2 is no way for this rank to meet the others; "" if it is one."""
+    try:
+        mine = _core.pmi2_launch()
+    except RuntimeError as exc:
+        return str(exc)
+    if mine != (rank, size):
+        return f"to PMI2 this process is rank {mine[0]} of {mine[1]}, not {rank} of {size}"
+    return ""

@@ -22,15 +22,16 @@ class FileComm:
     dir: on a file system that all ranks share; made (mode 0700) if it isn't there, and
     refused if others own it or may write to it. rank, size: this process and how many
     there are. ns: names the group's files, unique in dir (also among stores'
-    exchange_ns), without dots. Every rank creates its FileComms and makes its calls in
+    exchange_ns), without dots. With dir None the ranks, which are all tasks of a Slurm
+    step, meet through PMI2. Every rank creates its FileComms and makes its calls in
     the same order. One directory a run, or one namespace a group.
 
     Creating one is collective. Raises HandshakeTimeout, naming the missing ranks, after
     DDSTORE_HANDSHAKE_TIMEOUT_S; a failed collective ends the group.
     """
 
-    def __init__(self, dir: str, rank: int, size: int, ns: str) -> None:
-        self.dir = os.fsdecode(dir)
+    def __init__(self, dir: str | None, rank: int, size: int, ns: str) -> None:
+        self.dir = None if dir is None else os.fsdecode(dir)
         self.ns = ns
         rank, size = operator.index(rank), operator.index(size)
         if not 0 <= rank < size < 2**31:
@@ -39,9 +40,12 @@ class FileComm:
 
     @classmethod
     def from_env(cls, dir: str | None = None, ns: str = "s0") -> FileComm:
-        """The group of this launch; dir defaults to DDSTORE_HANDSHAKE_DIR."""
+        """The group of this launch; dir defaults to DDSTORE_HANDSHAKE_DIR. Without one,
+        or with DDSTORE_EXCHANGE=pmi2, the tasks of a step of srun --mpi=pmi2 meet through
+        Slurm."""
         launch = env.detect()
-        return cls(env.handshake_dir(dir), launch.rank, launch.size, ns)
+        place = env.meeting_dir(dir, launch.rank, launch.size)
+        return cls(place, launch.rank, launch.size, ns)
 
     @property
     def rank(self) -> int:

@@ -60,6 +60,15 @@ cdef extern from "ddstore.h" nogil:
     int ddstore_comm_open_file(const ddstore_comm_file *how, ddstore_comm **out,
                                ddstore_error *err)
 
+    ctypedef struct ddstore_comm_pmi2:
+        const char *ns
+        double timeout_s
+
+    int ddstore_comm_open_pmi2(const ddstore_comm_pmi2 *how, ddstore_comm **out,
+                               ddstore_error *err) nogil
+    int ddstore_comm_rank(const ddstore_comm *comm) nogil
+    int ddstore_comm_size(const ddstore_comm *comm) nogil
+
     ctypedef struct ddstore_comm_callbacks:
         int rank
         int size

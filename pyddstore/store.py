@@ -68,8 +68,13 @@ class PyDDStore(_core.Store):
             raise ValueError(f"rank={rank}, size={size}: give a rank of 0 to size - 1")
         # A wrong method is refused where the ranks meet, so that all hear of it.
         method = min(max(method, -1), 3)
-        directory = env.handshake_dir(handshake_dir)
-        self._open(method, directory, ns, rank, size, 0, nic_map)
+        place = env.meeting_dir(handshake_dir, rank, size)
+        directory = place or ""
+        if place is None and method == 2:
+            directory = env.handshake_dir(handshake_dir)
+        self._open(
+            method, directory, ns, rank, size, 0, nic_map, pmi2=place is None
+        )
 
     @staticmethod
     def _checked(
@@ -197,7 +202,9 @@ class PyDDStore(_core.Store):
         nic_map: str | None = None,
         exchange_ns: str = "",
     ) -> PyDDStore:
-        """The store of this launch: rank and size as the launcher says."""
+        """The store of this launch: rank and size as the launcher says. Without a
+        directory, or with DDSTORE_EXCHANGE=pmi2, the tasks of a step of srun --mpi=pmi2
+        meet through Slurm."""
         launch = env.detect()
         return cls(
             None,

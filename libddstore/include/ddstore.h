@@ -130,6 +130,18 @@ typedef struct ddstore_comm_file {
 DDSTORE_API int ddstore_comm_open_file(const ddstore_comm_file *how, ddstore_comm **out,
                                        ddstore_error *err);
 
+typedef struct ddstore_comm_pmi2 {
+    const char *ns;   /* names the group, as above */
+    double timeout_s; /* of every call; 0: DDSTORE_HANDSHAKE_TIMEOUT_S */
+} ddstore_comm_pmi2;
+
+/* The tasks of a Slurm step meet through their launcher (srun --mpi=pmi2), without
+ * files. libpmi2 is loaded at run time. Exchanges, also those of different groups, come
+ * in the same order on all ranks. Waits for no other rank. DDSTORE_EUNSUPPORTED: this
+ * process has no PMI2, and err says why. Close with ddstore_comm_close. */
+DDSTORE_API int ddstore_comm_open_pmi2(const ddstore_comm_pmi2 *how, ddstore_comm **out,
+                                       ddstore_error *err);
+
 /* A host program's own collective. `allgather` gathers `bytes` bytes, the same number
  * on every rank, into `all` (size * bytes, in rank order) and returns 0; non-zero is a
  * failure. With `test` (nullable) it only starts: test returns 1 once all bytes are

@@ -22,7 +22,6 @@ static ddstore__engine *engine;
  * is seen; everything else is forgotten, nothing is freed or called. */
 static void in_child(void)
 {
-    ddstore__fork_generation++;
     ddstore__fd_close_all_in_child();
     ddstore__log_child();
     ddstore__clock_child();

@@ -13,6 +13,17 @@
 
 unsigned ddstore__fork_generation;
 
+static void count_fork(void)
+{
+    ddstore__fork_generation++;
+}
+
+/* Before anything is opened, and so before the handlers of what is. */
+__attribute__((constructor)) static void watch_forks(void)
+{
+    (void)pthread_atfork(NULL, NULL, count_fork);
+}
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static ddstore__process here; /* all but pid and start time */
 

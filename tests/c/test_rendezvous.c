@@ -4,6 +4,8 @@
 
 #include "rendezvous/exchange_dir.h"
 
+#define ROUNDS 50 /* of barriers */
+
 /* -- the back ends -- */
 
 /* A host program's allgather, for members that are threads of one process. */
@@ -101,7 +103,7 @@ enum backend { SELF, FILES, CALLBACK, STARTED };
 struct suite {
     enum backend backend;
     struct host host;
-    atomic_int round[64];
+    atomic_int round[ROUNDS];
 };
 
 static ddstore_comm *open_comm(struct suite *s, int rank, int size)
@@ -142,6 +144,13 @@ static ddstore_comm *open_comm(struct suite *s, int rank, int size)
     return comm;
 }
 
+static atomic_int *counters(void *arg)
+{
+    return ((struct suite *)arg)->round;
+}
+
+#include "rendezvous_cases.h"
+
 static void with_suite(enum backend backend, int size, void (*fn)(int, int, void *))
 {
     struct suite s = {.backend = backend, .host = {.fail_after = -1}};
@@ -155,111 +164,6 @@ static void with_suite(enum backend backend, int size, void (*fn)(int, int, void
         free(rounds.all[i]);
         rounds.all[i] = NULL;
     }
-}
-
-/* -- the cases; they run in threads, so they abort instead of jumping -- */
-
-#define CHECK(e)                                                                       \
-    ((e) ? (void)0 : (fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #e), abort()))
-
-static size_t length_of(int rank, int step)
-{
-    static const size_t lengths[] = {0, 1, 7, 4096, 100000};
-    return lengths[(size_t)(rank + step) % DDSTORE__COUNT(lengths)];
-}
-
-static uint8_t byte_of(int rank, int step, size_t i)
-{
-    return (uint8_t)(rank * 31 + step * 7 + (int)(i % 251));
-}
-
-static void gather_once(ddstore_comm *comm, int rank, int size, int step,
-                        size_t (*length)(int, int))
-{
-    ddstore_error err = {0};
-    size_t bytes = length(rank, step);
-    uint8_t *mine = calloc(1, bytes + 1);
-    void *data;
-    uint64_t *offsets = calloc((size_t)size + 1, sizeof(*offsets));
-    for (size_t i = 0; i < bytes; i++)
-        mine[i] = byte_of(rank, step, i);
-    int rc = ddstore_comm_allgatherv(comm, mine, bytes, &data, offsets, &err);
-    if (rc)
-        fprintf(stderr, "rank %d: %s\n", rank, err.message);
-    CHECK(rc == 0 && data && offsets[0] == 0);
-    for (int r = 0; r < size; r++) {
-        size_t n = length(r, step);
-        CHECK(offsets[r + 1] - offsets[r] == n);
-        const uint8_t *p = (const uint8_t *)data + offsets[r];
-        for (size_t i = 0; i < n; i++)
-            CHECK(p[i] == byte_of(r, step, i));
-    }
-    ddstore_release(data);
-    free(mine);
-    free(offsets);
-}
-
-static void case_gather(int rank, int size, void *arg)
-{
-    ddstore_comm *comm = open_comm(arg, rank, size);
-    CHECK(ddstore_comm_rank(comm) == rank && ddstore_comm_size(comm) == size);
-    for (int step = 0; step < 12; step++)
-        gather_once(comm, rank, size, step, length_of);
-    ddstore_comm_close(comm);
-}
-
-static size_t nothing(int rank, int step)
-{
-    return 0 * (size_t)(rank + step);
-}
-
-static size_t twenty_mib(int rank, int step)
-{
-    (void)step;
-    return rank == 1 ? (20u << 20) + 3 : (size_t)rank * 1000;
-}
-
-static void case_sizes(int rank, int size, void *arg)
-{
-    ddstore_comm *comm = open_comm(arg, rank, size);
-    gather_once(comm, rank, size, 0, nothing);
-    gather_once(comm, rank, size, 1, twenty_mib);
-    gather_once(comm, rank, size, 2, nothing);
-    ddstore_comm_close(comm);
-}
-
-/* Nobody leaves round k before all have entered it. */
-static void case_barrier(int rank, int size, void *arg)
-{
-    struct suite *s = arg;
-    ddstore_comm *comm = open_comm(arg, rank, size);
-    for (int round = 0; round < 50; round++) {
-        atomic_fetch_add(&s->round[round], 1);
-        CHECK(ddstore_comm_barrier(comm, NULL) == 0);
-        CHECK(atomic_load(&s->round[round]) == size);
-    }
-    ddstore_comm_close(comm);
-}
-
-static void case_arguments(int rank, int size, void *arg)
-{
-    ddstore_error err = {0};
-    void *data;
-    uint64_t offsets[9];
-    ddstore_comm *comm = open_comm(arg, rank, size);
-    CHECK(ddstore_comm_allgatherv(comm, "x", 1, NULL, offsets, &err) == DDSTORE_EINVAL);
-    CHECK(ddstore_comm_allgatherv(comm, "x", 1, &data, NULL, &err) == DDSTORE_EINVAL);
-    CHECK(ddstore_comm_allgatherv(comm, NULL, 1, &data, offsets, NULL) ==
-          DDSTORE_EINVAL);
-    CHECK(ddstore_comm_allgatherv(NULL, "x", 1, &data, offsets, &err) ==
-          DDSTORE_EINVAL);
-    CHECK(err.message[0] != '\0');
-    gather_once(comm, rank, size, 3, length_of); /* still usable */
-    ddstore_comm_wake(comm);
-    CHECK(ddstore_comm_barrier(comm, &err) == DDSTORE_ECLOSED);
-    CHECK(ddstore_comm_allgatherv(comm, "x", 1, &data, offsets, &err) ==
-          DDSTORE_ECLOSED);
-    ddstore_comm_close(comm);
 }
 
 #define CASES(name, backend, size)                                                     \
@@ -294,24 +198,31 @@ CASES(started_four, STARTED, 4)
 
 /* -- beside the suite -- */
 
+static int use_inherited(int rank, int size, void *arg)
+{
+    (void)rank, (void)size;
+    ddstore_error err;
+    int rc = ddstore_comm_barrier(arg, &err);
+    ddstore_comm_close(arg);
+    return rc == DDSTORE_EFORKED && strstr(err.message, "fork") ? 0 : 1;
+}
+
 static void forked_children_are_refused(void **state)
 {
     (void)state;
     ddstore_comm *comm;
     ddstore_error err;
-    assert_int_equal(ddstore_comm_open_self(&comm, NULL), 0);
-    ddstore__fork_generation++; /* as the child's fork handler does */
-    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EFORKED);
-    assert_non_null(strstr(err.message, "fork"));
-    ddstore_comm_close(comm);
-    comm = open_or_die(0, 1, 5);
-    ddstore__fork_generation++;
-    assert_int_equal(ddstore_comm_barrier(comm, &err), DDSTORE_EFORKED);
-    int claims = count_files(shared, ".claim");
-    ddstore__fork_generation--; /* the parent's own again */
-    assert_int_equal(ddstore_comm_barrier(comm, &err), 0);
-    assert_int_equal(claims, 1);
-    ddstore_comm_close(comm);
+    for (int i = 0; i < 2; i++) {
+        if (i)
+            comm = open_or_die(0, 1, 5);
+        else
+            assert_int_equal(ddstore_comm_open_self(&comm, NULL), 0);
+        pid_t pid = start(use_inherited, 0, 1, comm);
+        assert_int_equal(finish(pid), 0);
+        assert_int_equal(count_files(shared, ".claim"), i); /* the parent's own */
+        assert_int_equal(ddstore_comm_barrier(comm, &err), 0);
+        ddstore_comm_close(comm);
+    }
     assert_int_equal(count_files(shared, NULL), 0);
 }
 

@@ -225,7 +225,19 @@ class Members:
         (self.signs / sign).touch()
 
     def wait(self, sign: str, limit_s: float = LIMIT_S / 2) -> None:
-        wait_for((self.signs / sign).exists, limit_s, sign)
+        try:
+            wait_for((self.signs / sign).exists, limit_s, sign)
+        except AssertionError as exc:
+            raise AssertionError(f"{exc}\n{self.failures()}") from None
+
+    def failures(self) -> str:
+        """What members that have ended badly have printed."""
+        said = []
+        for one in self.started:
+            if one.outcome.exists():
+                good, value = pickle.loads(one.outcome.read_bytes())
+                said += [] if good else [f"{value}\n{one.text()}"]
+        return "\n".join(said)
 
     def end(self) -> None:
         for process in self.started:

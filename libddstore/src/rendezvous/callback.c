@@ -3,14 +3,11 @@
  */
 #include "rendezvous.h"
 
-#include "../settings.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 
 #define ROUND_BYTES (64u << 20) /* gathered at once by all ranks, padding included */
 #define PIECE_LEAST (64u << 10)
-#define TIMEOUT_S   300 /* where even that setting is bad */
 #define HEAD        32u /* bytes of a gather's first message */
 #define GATHERV     1u  /* its kind here; others: rendezvous.h */
 
@@ -251,17 +248,6 @@ static const ddstore__rendezvous_ops ops = {
     .close = callback_close,
 };
 
-/* By what can be read of the settings: a member where they are bad meets the others all
- * the same, to tell them. */
-static double default_timeout(void)
-{
-    ddstore__settings s = {0};
-    (void)ddstore__settings_load(&s, NULL, 0, NULL);
-    double seconds = s.handshake_timeout_s;
-    ddstore__settings_free(&s);
-    return seconds > 0 ? seconds : TIMEOUT_S;
-}
-
 int ddstore_comm_open_callbacks(const ddstore_comm_callbacks *how, ddstore_comm **out,
                                 ddstore_error *err)
 {
@@ -279,7 +265,6 @@ int ddstore_comm_open_callbacks(const ddstore_comm_callbacks *how, ddstore_comm 
                              "the time-out must be a number of seconds, 0 for the "
                              "default; it is %g",
                              how->timeout_s);
-    double timeout_s = how->timeout_s > 0 ? how->timeout_s : default_timeout();
     struct callback_comm *c = calloc(1, sizeof(*c));
     uint8_t *heads = calloc((size_t)how->size + 1, HEAD);
     ddstore__gather_head *gathered = calloc((size_t)how->size, sizeof(*gathered));
@@ -294,7 +279,7 @@ int ddstore_comm_open_callbacks(const ddstore_comm_callbacks *how, ddstore_comm 
     c->base.size = how->size;
     c->base.fork_generation = ddstore__fork_generation;
     c->host = *how;
-    c->timeout_ns = timeout_s < 9e9 ? (int64_t)(timeout_s * 1e9) : DDSTORE__FOREVER;
+    c->timeout_ns = ddstore__comm_timeout_ns(how->timeout_s);
     c->heads = heads;
     c->gathered = gathered;
     *out = &c->base;

@@ -5,7 +5,6 @@
 
 #include "../base.h"
 
-#define DDSTORE__NS_LONGEST      100
 #define DDSTORE__EXCHANGE_HEADER 568 /* bytes */
 #define DDSTORE__EXCHANGE_NAME   128 /* room for a file name */
 

@@ -3,7 +3,6 @@
 
 #include "../settings.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -54,17 +53,6 @@ int ddstore__file_look(const ddstore__file *f, ddstore__dir *dir, const char *na
 
 /* -- opening -- */
 
-static int check_ns(const char *ns, ddstore_error *err)
-{
-    size_t n = ns ? strlen(ns) : 0;
-    if (n < 1 || n > DDSTORE__NS_LONGEST || strpbrk(ns, "./"))
-        return ddstore__fail(err, DDSTORE_EINVAL,
-                             "the namespace must have 1 to %d bytes and no '.' or '/'; "
-                             "\"%.120s\" hasn't",
-                             DDSTORE__NS_LONGEST, ns ? ns : "");
-    return DDSTORE_OK;
-}
-
 static int check_how(const ddstore_comm_file *how, ddstore_error *err)
 {
     if (!how)
@@ -73,13 +61,7 @@ static int check_how(const ddstore_comm_file *how, ddstore_error *err)
     if (how->size < 1 || how->rank < 0 || how->rank >= how->size)
         return ddstore__fail(err, DDSTORE_EINVAL, "rank %d is not one of %d ranks",
                              how->rank, how->size);
-    if (!(how->timeout_s >= 0) || isinf(how->timeout_s))
-        return ddstore__fail(
-            err, DDSTORE_EINVAL,
-            "the time-out must be a number of seconds, 0 for the default; "
-            "it is %g",
-            how->timeout_s);
-    return check_ns(how->ns, err);
+    return ddstore__comm_check(how->ns, how->timeout_s, err);
 }
 
 /* What the caller left open comes from the settings. */
