@@ -58,6 +58,7 @@ def sections(machine: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]
     titles = {"interface": "Network interfaces", "provider": "Providers of libfabric"}
     titles["nic map"] = titles["interface"]
     titles |= dict.fromkeys(("libfabric", "rdma hardware"), "RDMA")
+    titles["pmi2"] = "Launcher"
     titles |= dict.fromkeys(("memfd", "/dev/shm", "memory"), "Limits")
     found: dict[str, list[tuple[str, str]]] = {}
     for key, value in machine:

@@ -16,7 +16,7 @@ apt_test=(libcmocka-dev clang libclang-rt-dev? cppcheck shellcheck iproute2 util
 apt_mpi=(openmpi-bin libopenmpi-dev mpich libmpich-dev)
 
 # The cluster of the tests: a controller, daemons of nodes, commands.
-apt_slurm=(munge slurmctld slurmd slurm-client libpmi2-0)
+apt_slurm=(munge slurmctld slurmd slurm-client libpmi2-0 libpmix2? libpmix2t64?)
 
 # The virtual environment that need_venv, pip_install and need_package are about.
 venv=.venv

@@ -1,6 +1,7 @@
 /* What the library sees of this machine, as lines for tools. */
 #include "iface.h"
 #include "memory.h"
+#include "rendezvous/pmi2_load.h"
 #include "transport/ofi.h"
 
 #include <stdarg.h>
@@ -60,6 +61,14 @@ static void limits(ddstore__buffer *text)
          (double)memory.free / 1048576, (double)memory.limit / 1048576, memory.bound);
 }
 
+static void launcher(const ddstore__settings *settings, ddstore__buffer *text)
+{
+    const ddstore__pmi2_api *api = NULL;
+    ddstore_error why;
+    int rc = ddstore__pmi2_load(settings, &api, &why);
+    line(text, "pmi2", "%s", rc ? why.message : api->path);
+}
+
 int ddstore_probe(char **text, ddstore_error *err)
 {
     ddstore__settings settings;
@@ -72,6 +81,7 @@ int ddstore_probe(char **text, ddstore_error *err)
         if (uname(&kernel) == 0)
             line(&b, "kernel", "%s %s", kernel.sysname, kernel.release);
         limits(&b);
+        launcher(&settings, &b);
         ddstore__iface_probe(&settings, &b, nearest);
         char *fabric = NULL;
         size_t bytes = 0;

@@ -41,12 +41,13 @@ with FileComm.from_env(ns="a") as comm:
 fails(DDStoreError, "closed", call=lambda: comm.allgather(1))
 with FileComm.from_env(ns="a") as comm:  # nothing is left of the first one
     assert comm.allgather(-rank) == [-r for r in range(size)]
+tens = np.arange(10, dtype=np.int32)
 for method in (1, 2) if os.path.exists("public") else (1,):
     public = "public" if method == 2 else ""
     if public:
         os.environ["DDSTORE_EXCHANGE"] = "pmi2"
     with PyDDStore.from_env(method=method, handshake_dir=public) as store:
-        store.add("x", np.full((10, 7), rank, np.int32) + np.arange(10)[:, None] * 100)
+        store.add("x", np.full((10, 7), rank, np.int32) + tens[:, None] * 100)
         out = np.zeros((10 * size, 7), np.int32)
         order = np.random.default_rng(rank).permutation(len(out))
         store.get_batch("x", out, order)
