@@ -186,7 +186,7 @@ _NO_DIRECTORY = (
 
 
 def _directory(given: str | os.PathLike[str] | None) -> str:
-    """The argument, else DDSTORE_HANDSHAKE_DIR, else "" ."""
+    """The argument, else DDSTORE_HANDSHAKE_DIR, else an empty text."""
     # Not by _core.settings(), which shortens long values and can't show all bytes.
     return (given and os.fsdecode(given)) or os.environ.get("DDSTORE_HANDSHAKE_DIR", "")
 
@@ -204,8 +204,8 @@ def handshake_dir(given: str | os.PathLike[str] | None, more: str = "") -> str:
 def meeting_dir(
     given: str | os.PathLike[str] | None, rank: int, size: int
 ) -> str | None:
-    """Where a group without a communicator meets, as DDSTORE_EXCHANGE says: a directory,
-    or None for the launcher's PMI2."""
+    """Where a group without a communicator meets, by DDSTORE_EXCHANGE: a directory, or
+    None for the launcher's PMI2."""
     exchange = _exchange()
     path = _directory(given)
     if exchange == "file" or (exchange == "auto" and path):
@@ -234,5 +234,5 @@ def _why_no_pmi2(rank: int, size: int) -> str:
     except RuntimeError as exc:
         return str(exc)
     if mine != (rank, size):
-        return f"to PMI2 this process is rank {mine[0]} of {mine[1]}, not {rank} of {size}"
+        return f"to PMI2 this is rank {mine[0]} of {mine[1]}, not {rank} of {size}"
     return ""

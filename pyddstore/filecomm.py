@@ -41,8 +41,8 @@ class FileComm:
     @classmethod
     def from_env(cls, dir: str | None = None, ns: str = "s0") -> FileComm:
         """The group of this launch; dir defaults to DDSTORE_HANDSHAKE_DIR. Without one,
-        or with DDSTORE_EXCHANGE=pmi2, the tasks of a step of srun --mpi=pmi2 meet through
-        Slurm."""
+        or with DDSTORE_EXCHANGE=pmi2, the tasks of a step of srun --mpi=pmi2 meet
+        through Slurm."""
         launch = env.detect()
         place = env.meeting_dir(dir, launch.rank, launch.size)
         return cls(place, launch.rank, launch.size, ns)

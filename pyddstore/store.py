@@ -72,9 +72,7 @@ class PyDDStore(_core.Store):
         directory = place or ""
         if place is None and method == 2:
             directory = env.handshake_dir(handshake_dir)
-        self._open(
-            method, directory, ns, rank, size, 0, nic_map, pmi2=place is None
-        )
+        self._open(method, directory, ns, rank, size, 0, nic_map, pmi2=place is None)
 
     @staticmethod
     def _checked(

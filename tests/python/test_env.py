@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 import pyddstore
-from pyddstore import FileComm
-from pyddstore.env import detect
+from pyddstore import FileComm, PyDDStore
+from pyddstore.env import detect, handshake_dir, meeting_dir
 
 NAMES = (
     *("DDSTORE_RANK", "DDSTORE_SIZE", "DDSTORE_RUN_ID", "DDSTORE_HANDSHAKE_DIR"),
+    *("DDSTORE_EXCHANGE", "DDSTORE_SPANK_"),
     *("RANK", "WORLD_SIZE", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "MPI_LOCAL"),
 )
 
@@ -256,3 +257,59 @@ def test_nothing_is_read_before_it_is_asked_for(tmp_path: Any) -> None:
         timeout=60,
     )
     assert (end.returncode, end.stdout) == (0, "[7]\n"), end.stderr
+
+
+# ---- where a group meets -------------------------------------------------------------
+
+
+def test_where_to_meet(clean: pytest.MonkeyPatch) -> None:
+    """A directory first, then PMI2, as DDSTORE_EXCHANGE says."""
+    assert meeting_dir("/a", 0, 2) == "/a"
+    with pytest.raises(ValueError, match=r"pass handshake_dir or set \w+$"):
+        meeting_dir("", 0, 2)
+    give(clean, "DDSTORE_HANDSHAKE_DIR=/b DDSTORE_EXCHANGE=auto")
+    assert meeting_dir("/a", 0, 2) == "/a"
+    assert meeting_dir(None, 0, 2) == "/b"
+    give(clean, "DDSTORE_EXCHANGE=file")
+    assert meeting_dir("", 0, 2) == "/b"
+    give(clean, "DDSTORE_EXCHANGE=mail")
+    with pytest.raises(ValueError, match=r"DDSTORE_EXCHANGE.*auto\|file\|pmi2"):
+        meeting_dir("/a", 0, 2)
+
+
+def test_no_pmi2(
+    clean: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Any
+) -> None:
+    """Falls back to the directory, or says all that could be done."""
+    give(clean, f"DDSTORE_EXCHANGE=pmi2 DDSTORE_HANDSHAKE_DIR={tmp_path}")
+    assert meeting_dir("", 0, 2) == str(tmp_path)
+    (line,) = caplog.messages
+    assert line.startswith("DDSTORE_EXCHANGE=pmi2: no launcher offers PMI2")
+    assert f"Meeting in {tmp_path} instead" in line
+    clean.delenv("DDSTORE_HANDSHAKE_DIR")
+    for words, said in (
+        ("DDSTORE_EXCHANGE=pmi2", r"PMI_FD isn't set.*srun --mpi=pmi2"),
+        (step(0, 2) + "DDSTORE_EXCHANGE=auto", r"PMI_FD isn't set.*srun --mpi=pmi2"),
+        ("PMI_FD=no", "PMI_FD=no is no open socket"),
+        ("PMI_FD=999", "PMI_FD=999 is no open socket"),
+        ("PMI_FD=0", "PMI_FD=0 is no open socket"),
+        ("PMI_FD=-1", "PMI_FD=-1 is no open socket"),
+    ):
+        give(clean, words)
+        with pytest.raises(ValueError, match=f"a directory .* is needed.*{said}"):
+            meeting_dir("", 0, 2)
+
+
+def test_what_the_slurm_plugin_says(clean: pytest.MonkeyPatch) -> None:
+    """Its error counts where a directory is needed and there is none."""
+    clean.setenv("DDSTORE_SPANK_ERROR", "/scratch/me: no space left")
+    clean.setenv("DDSTORE_SPANK_SET", "17:n1:")
+    assert meeting_dir("/a", 0, 2) == "/a"
+    for call in (
+        lambda: meeting_dir("", 0, 2),
+        lambda: handshake_dir(""),
+        lambda: PyDDStore(None, method=2),
+        lambda: PyDDStore(None, method=1, rank=0, size=1),
+    ):
+        with pytest.raises(ValueError, match="^/scratch/me: no space left"):
+            call()

@@ -55,8 +55,8 @@ for method in (1, 2) if os.path.exists("public") else (1,):
         fails((TypeError, ValueError), "rank 1", call=lambda: store.add(
             "y", np.zeros((3, 3), np.float32 if rank == 1 else np.float64)))
         if public and rank == 0:
-            code = "from pyddstore import PyDDStore\\ns = PyDDStore(None, method=2)\\n" \\
-                "s.join('x')\\nassert s.info('x')[0] == 40"
+            code = "from pyddstore import PyDDStore\\ns = PyDDStore(None, method=2)"
+            code += "\\ns.join('x')\\nassert s.info('x')[0] == 40"
             env = os.environ | {"DDSTORE_HANDSHAKE_DIR": public}
             subprocess.run([sys.executable, "-c", code], env=env, check=True)
         paths = sorted(peer["path"] for peer in store.transports())
@@ -76,7 +76,9 @@ def step(
     """A step of two ranks a node with the program HEAD + text."""
     program = jobs.program("program.py", HEAD + text)
     words = options or ("-N2", "-n4", "--mpi=pmi2")
-    return jobs.run("srun", *words, sys.executable, program, *argv, env=env, check=check)
+    return jobs.run(
+        "srun", *words, sys.executable, program, *argv, env=env, check=check
+    )
 
 
 @pytest.mark.parametrize("build", ["build", "build-asan", "build-tsan"])
@@ -119,8 +121,7 @@ def test_fallback(jobs: Jobs, plugin: str) -> None:
     """Without PMI2, with a sentence: to a directory, if there is one."""
     options = ("-N1", "-n2", f"--mpi={plugin}")
     text = (
-        "with FileComm.from_env() as comm:\n"
-        "    print(comm.dir, comm.allgather(rank))\n"
+        "with FileComm.from_env() as comm:\n    print(comm.dir, comm.allgather(rank))\n"
     )
     end = step(jobs, text, *options, argv=(), env={"DDSTORE_EXCHANGE": "pmi2"})
     assert end.stdout.count("/h [0, 1]") == 2
@@ -145,7 +146,7 @@ def test_auto_takes_a_directory_first(jobs: Jobs) -> None:
 def test_who_has_no_pmi2(jobs: Jobs) -> None:
     """Children of tasks, groups that are no whole step, and a library that is none."""
     text = (
-        "fails(ValueError, f'this process is rank {rank} of 4, not 0 of 1', call=\n"
+        "fails(ValueError, f'this is rank {rank} of 4, not 0 of 1', call=\n"
         "    lambda: PyDDStore(None, method=1, rank=0, size=1))\n"
         "child = 'from pyddstore import FileComm; FileComm.from_env()'\n"
         "end = subprocess.run([sys.executable, '-c', child], capture_output=True)\n"
