@@ -311,5 +311,5 @@ def test_what_the_slurm_plugin_says(clean: pytest.MonkeyPatch) -> None:
         lambda: PyDDStore(None, method=2),
         lambda: PyDDStore(None, method=1, rank=0, size=1),
     ):
-        with pytest.raises(ValueError, match="^/scratch/me: no space left"):
+        with pytest.raises(ValueError, match=r"^/scratch/me: no space left"):
             call()
