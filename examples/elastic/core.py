@@ -10,6 +10,7 @@ extra members leave word in RUN/results.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -68,9 +69,9 @@ class Watch:
         """Who reads, when that changes and once in a while."""
         readers = self.readers()
         names = ", ".join(f"{one['member']} on {one['host']}" for one in readers)
-        text = f"{len(readers)} extra members read" + (f": {names}" if names else "")
+        text = f"readers: {len(readers)}" + (f" ({names})" if names else "")
         if text != self.told or time.monotonic() >= self.line_at:
-            say(f"core: {text} ({time.time() - self.began:.0f} s)")
+            say(f"core: after {time.time() - self.began:.0f} s {text}")
             self.told, self.line_at = text, time.monotonic() + LINE_S
 
     def until_stopped(self, stop: Path, minutes: float) -> None:
@@ -97,6 +98,7 @@ def lead(store: PyDDStore, run: Path, total: int, minutes: float) -> None:
         "host": host(),
         "hosts": [peer["host"] for peer in store.transports()],
         "began": time.time(),
+        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
         "held": total,
     }
     say(f"core: {store.size} ranks hold {size}")
@@ -110,23 +112,28 @@ def lead(store: PyDDStore, run: Path, total: int, minutes: float) -> None:
         raise
     finally:
         results.write({**line, "state": state})
-        show(run)
 
 
 def serve(run: Path, gib: float, minutes: float) -> None:
     """Everything from the opening to the end."""
     run.mkdir(parents=True, exist_ok=True)
     exchange = str(run / "exchange")
-    with (
-        FileComm.from_env(exchange, ns="core") as comm,
-        PyDDStore.from_env(method=2, handshake_dir=exchange) as store,
-    ):
-        total = publish(store, gib)
-        if comm.rank == 0:
-            lead(store, run, total, minutes)
-        while not (run / "stop").exists():
-            time.sleep(LOOK_S)
-        comm.barrier()  # rank 0 has waited for the readers
+    rank = None
+    try:
+        with (
+            FileComm.from_env(exchange, ns="core") as comm,
+            PyDDStore.from_env(method=2, handshake_dir=exchange) as store,
+        ):
+            total = publish(store, gib)
+            rank = comm.rank
+            if rank == 0:
+                lead(store, run, total, minutes)
+            while not (run / "stop").exists():
+                time.sleep(LOOK_S)
+            comm.barrier()  # rank 0 has waited for the readers
+    finally:
+        if rank == 0:
+            show(run)
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ from pyddstore import (
 )
 
 LOOK_S = 1.0  # between two looks for the stop file
-LINE_S = 20.0  # between two result lines
+LINE_S = 10.0  # between two result lines
 PROBES = 10  # batches of each core rank's rows alone
 IN_VAIN = 5  # joins without a row read, then the core is given up
 NO_CORE, WRONG_ROW = 3, 4
@@ -150,7 +150,6 @@ class Extra:
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             store.register_recv("rows", self.out)
-            self.tally.joins += 1
             yield store
 
     # -- reading --
@@ -185,6 +184,7 @@ class Extra:
             {key: peer[key] for key in ("rank", "host", "path")} | {"us": us}
             for peer, us in zip(store.transports(), speed, strict=True)
         ]
+        self.tally.joins += 1
         total = store.info("rows")[0]
         say(f"joined a core of {store.size} ranks with {total:,} rows")
         say(f"ranks by path: {paths(self.tally.peers)} a row")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 TAIL_BYTES = 1 << 18  # the last line of a file is shorter
-SILENT_S = 60.0  # extra members write every 20 s
+SILENT_S = 60.0  # extra members write every 10 s
 ENDED = ("done", "stopped", "cancelled", "failed", "no core")
 
 

@@ -57,8 +57,12 @@ while [ $# -gt 0 ]; do
         continue
         ;;
     esac
-    # What is left takes a value: --option value or --option=value.
+    # What is left takes a value: --option value, --option=value, -n value or -nvalue.
     case $option in
+    -n?*)
+        value=${option#-n}
+        option=-n
+        ;;
     --*=*)
         value=${option#*=}
         option=${option%%=*}
@@ -91,7 +95,9 @@ if [ -z "$run" ]; then
 fi
 [[ $extras =~ ^[0-9]+$ ]] || die "--extras $extras is no number"
 command -v sbatch >/dev/null || die "there is no sbatch here; README.md tells what to do"
-python=$(command -v "$python") || die "there is no such Python"
+python=$(command -v -- "$python") || die "there is no $python here"
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python") # links say which venv
+unset PYTHONSAFEPATH # the programs import files that lie beside them
 # Elsewhere than in a checkout, whose pyddstore/ is not the installed package.
 (cd "$here" && "$python" -c 'import pyddstore, sklearn') \
     || die "$python lacks a package; activate an environment, or name its --python"

@@ -41,6 +41,8 @@ def state(line: dict[str, Any]) -> str:
     text = str(line["state"])
     if line.get("joins", 0) > 1:
         text += f", joined {line['joins']} times"
+    if line.get("restarts"):
+        text += f", restart {line['restarts']}"
     silent = silent_s(line)
     return f"{text}, silent for {silent / 60:.0f} min" if silent else text
 
@@ -59,7 +61,7 @@ def show(run: Path) -> None:
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)
+        console = Console(width=140)
     lines = read_all(run)
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("member", "host", "state"):
@@ -85,7 +87,7 @@ def show(run: Path) -> None:
     rows = sum(line["rows"] for line in extras)
     wrong = sum(line["wrong"] for line in extras)
     right = "all right" if not wrong else f"{wrong:,} WRONG"
-    console.print(f"{len(extras)} extra members have read {rows:,} rows, {right}")
+    console.print(f"extra members: {len(extras)}; {rows:,} rows read, {right}")
 
 
 def main() -> int:
