@@ -116,7 +116,7 @@ def lead(store: PyDDStore, run: Path, total: int, minutes: float) -> None:
 
 def serve(run: Path, gib: float, minutes: float) -> None:
     """Everything from the opening to the end."""
-    run.mkdir(parents=True, exist_ok=True)
+    run.mkdir(exist_ok=True)
     exchange = str(run / "exchange")
     rank = None
     try:

@@ -285,8 +285,9 @@ class Extra:
         right = "all right" if not tally.wrong else f"{tally.wrong:,} WRONG"
         us = tally.seconds / max(tally.rows, 1) * 1e6
         say(
-            f"{tally.member} on {tally.host}: {tally.state}, {tally.epochs:,} epochs, "
-            f"{tally.rows:,} rows, {right}; {rate} rows/s, {mb} MB/s, {us:.2f} µs a row"
+            f"{tally.member} on {tally.host}: {tally.state}; epochs: {tally.epochs:,}, "
+            f"rows: {tally.rows:,}, {right}; {rate} rows/s, {mb} MB/s, "
+            f"{us:.2f} µs a row"
         )
         for peer in tally.peers:
             alone = "no rows" if peer["us"] is None else f"{peer['us']:.2f} µs a row"
@@ -314,4 +315,9 @@ def arguments() -> argparse.Namespace:
 
 if __name__ == "__main__":
     given = arguments()
-    sys.exit(Extra(given.run.resolve(), given).main())
+    place = given.run.resolve()
+    try:
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        sys.exit(f"extra: {place}: {error.strerror}")
+    sys.exit(Extra(place, given).main())

@@ -40,7 +40,8 @@ class Results:
 
     def __init__(self, run: Path, member: str) -> None:
         # A job that is requeued keeps its number.
-        self.path = run / "results" / f"{member}-{host()}-{os.getpid()}.jsonl"
+        own = f"-{host()}-{os.getpid()}"
+        self.path = run / "results" / f"{member.removesuffix(own)}{own}.jsonl"
         self.torn = self.failed = False
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -48,7 +49,7 @@ class Results:
         text = json.dumps({**line, "time": time.time()}) + "\n"
         data = (b"\n" if self.torn else b"") + text.encode()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(exist_ok=True)
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             try:
                 written = os.write(fd, data)

@@ -56,12 +56,12 @@ def test_without_slurm(tmp_path: Path) -> None:
     second = start("extra.py", str(run), "--epochs=3", "--batch=100")
     try:
         output = end(second)
-        assert "done, 3 epochs, 12,582 rows, all right" in output
+        assert "done; epochs: 3, rows: 12,582, all right" in output
         assert "ranks by path: local 0-1" in output
         time.sleep(0.5)
         (run / "stop").touch()
         output = end(first)
-        assert "stopped, " in output
+        assert "stopped; " in output
         assert " rows/s, " in output
         assert "MB/s with checks" in output
         assert "extra members: 2; " in end(core)

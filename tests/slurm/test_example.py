@@ -62,10 +62,10 @@ def test_extra_jobs_come_and_go(jobs: Jobs) -> None:
     jobs.cancel(before)
     assert jobs.wait(before) == "CANCELLED"
     later = add(jobs, "n2", "--epochs=2")
-    assert f"done, 2 epochs, {2 * ROWS:,} rows, all right" in jobs.passed(later)
+    assert f"done; epochs: 2, rows: {2 * ROWS:,}, all right" in jobs.passed(later)
     assert "rank 3 on n2: local, " in jobs.output(later)
     (jobs.folder / "run" / "stop").touch()
-    assert "stopped, " in jobs.passed(after)
+    assert "stopped; " in jobs.passed(after)
     assert "extra members: 3; " in jobs.passed(core)
     found, text = summary(jobs)
     assert found[core].startswith(f"core {core} n1 x2, n2 x2 stopped ")
@@ -107,7 +107,7 @@ def test_core_goes(jobs: Jobs) -> None:
     assert jobs.wait(core) == "CANCELLED"
     assert "core: ended by SIGTERM" in jobs.output(core)
     (jobs.folder / "run" / "stop").touch()
-    assert "stopped, " in jobs.passed(patient)
+    assert "stopped; " in jobs.passed(patient)
     found, text = summary(jobs)
     assert "stopped, joined 2 times" in found[f"{patient}.0"]
     assert " no core " in found[f"{hasty}.0"]
