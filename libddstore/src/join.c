@@ -35,6 +35,25 @@ static void keep_none(struct search *s)
         ddstore__peer_put(s->kept[i]);
 }
 
+/* The first rank that is known to be lost; -1: none. A run that has lost one is about
+ * to end, and another may take its place: joining it would only let the next read fail.
+ */
+static int lost_rank(const struct search *s, const ddstore__variable_record *r,
+                     ddstore_error *why)
+{
+    int rank = -1;
+    for (int i = 0; i < r->ranks && rank < 0; i++) {
+        ddstore__peer *peer =
+            ddstore__peer_get(&r->rank[i].contact, s->store->engine->self.uid);
+        if (peer && atomic_load(&peer->lost)) {
+            ddstore__peer_tell_lost(peer, why);
+            rank = i;
+        }
+        ddstore__peer_put(peer);
+    }
+    return rank;
+}
+
 static int check_record(struct search *s, const ddstore__variable_record *r,
                         ddstore_error *err)
 {
@@ -59,6 +78,13 @@ static int check_record(struct search *s, const ddstore__variable_record *r,
     if (rc) {
         snprintf(s->seen, sizeof(s->seen),
                  "%s is of a run that doesn't answer (%.300s)", s->file, why.message);
+        return DDSTORE_EKEY;
+    }
+    int lost = lost_rank(s, r, &why);
+    if (lost >= 0) {
+        snprintf(s->seen, sizeof(s->seen),
+                 "%s is of a run that has lost rank %d (%.300s)", s->file, lost,
+                 why.message);
         return DDSTORE_EKEY;
     }
     for (int i = 1; !rc && i < r->ranks; i++)

@@ -300,6 +300,45 @@ def test_join_again_after_a_restart(members: Members, env: dict[str, str]) -> No
     extra.result()
 
 
+def join_a_dying_run(m: Member) -> None:
+    store = m.extra()
+    store.join("x")
+    check(store, 3, 1)
+    m.mark("read1")
+    m.wait("killed")
+    raises(PeerLostError, "rank 1", call=lambda: read_on(store, 7))
+    exc = raises(HandshakeTimeout, "lost rank 1", call=lambda: store.join("x"))
+    assert "x.bin is of a run that has lost" in str(exc)
+    store.get("x", np.zeros((1, 3)), 2)  # what was joined before goes on
+    m.mark("waited")
+    m.wait("serving2.0")
+    m.wait("serving2.1")
+    store.join("x")
+    check(store, 2, 2)
+
+
+@pytest.mark.parametrize("env", PATHS)
+def test_a_run_that_has_lost_a_rank(members: Members, env: dict[str, str]) -> None:
+    """It isn't joined: a whole one may follow."""
+    group = start_core(members, 3, env, end="end1")
+    short = env | {"DDSTORE_HANDSHAKE_TIMEOUT_S": "3"}
+    extra = members.start(join_a_dying_run, env=short)
+    members.wait("read1")
+    group[1].signal(signal.SIGKILL)
+    group[1].ended()
+    members.mark("killed")
+    members.wait("waited")
+    for process in group:
+        process.signal(signal.SIGKILL)
+        process.ended()
+    second = start_core(members, 2, env, run=2, end="end2")
+    extra.result()
+    members.mark("end2")
+    members.mark("over")
+    for process in second:
+        process.result()
+
+
 def test_nobody_serves_any_more(members: Members) -> None:
     """The record of a killed run is no variable."""
     group = start_core(members, 2, {})

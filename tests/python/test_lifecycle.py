@@ -24,6 +24,25 @@ from pyddstore import (
     StoreClosedError,
 )
 
+# ---- importing -----------------------------------------------------------------------
+
+
+def test_a_checkout_is_no_package(tmp_path: Any) -> None:
+    """Python that is started where the sources are says so."""
+    package = tmp_path / "pyddstore"
+    package.mkdir()
+    source = pyddstore.__file__
+    (package / "__init__.py").write_bytes(open(source, "rb").read())
+    end = subprocess.run(
+        [sys.executable, "-c", "import pyddstore"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert f"ImportError: {package} is not built: it is a checkout" in end.stderr
+
+
 # ---- exceptions ----------------------------------------------------------------------
 
 

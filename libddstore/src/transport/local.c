@@ -40,7 +40,8 @@ void ddstore__attach(ddstore__attachment *a, const ddstore__access *access)
     if (ddstore__peer_map(a->peer, a->at.fd, bytes, a->at.token, &a->map, why,
                           sizeof(why)) != 0) {
         a->map = NULL;
-        if (!atomic_load(a->lost))
+        if (!atomic_load(a->lost) &&
+            ddstore__process_alive(&a->peer->contact.process) != 0)
             ddstore__log(DDSTORE_LOG_WARN,
                          "process %u on this host is read over the network: %s",
                          a->peer->contact.process.pid, why);
