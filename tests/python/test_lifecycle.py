@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -31,10 +32,11 @@ def test_a_checkout_is_no_package(tmp_path: Any) -> None:
     """Python that is started where the sources are says so."""
     package = tmp_path / "pyddstore"
     package.mkdir()
-    source = pyddstore.__file__
-    (package / "__init__.py").write_bytes(open(source, "rb").read())
+    shutil.copy(pyddstore.__file__, package)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     end = subprocess.run(
         [sys.executable, "-c", "import pyddstore"],
+        env=env,
         cwd=tmp_path,
         capture_output=True,
         text=True,
