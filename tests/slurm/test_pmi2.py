@@ -75,7 +75,7 @@ def step(
 ) -> Finished:
     """A step of two ranks a node with the program HEAD + text."""
     program = jobs.program("program.py", HEAD + text)
-    words = options or ("-N2", "-n4", "--mpi=pmi2")
+    words = options or ("-N2", "--ntasks-per-node=2", "--mpi=pmi2")
     return jobs.run(
         "srun", *words, sys.executable, program, *argv, env=env, check=check
     )
