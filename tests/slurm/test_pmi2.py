@@ -77,7 +77,7 @@ def step(
     program = jobs.program("program.py", HEAD + text)
     words = options or ("-N2", "--ntasks-per-node=2", "--mpi=pmi2")
     return jobs.run(
-        "srun", *words, sys.executable, program, *argv, env=env, check=check
+        "srun", "-Q", *words, sys.executable, program, *argv, env=env, check=check
     )
 
 
