@@ -56,12 +56,14 @@ static bool read_argument(const char *argument, ddstore__spank_config *c)
     int yes;
     if ((value = value_of(argument, "enable"))) {
         yes = one_of(value, "always", "opt-in");
-        c->always = yes > 0;
+        if (yes >= 0)
+            c->always = yes;
         return yes >= 0;
     }
     if ((value = value_of(argument, "map"))) {
         yes = one_of(value, "yes", "no");
-        c->map = yes != 0;
+        if (yes >= 0)
+            c->map = yes;
         return yes >= 0;
     }
     if ((value = value_of(argument, "timeout_ms"))) {

@@ -41,12 +41,16 @@ static struct step {
     ddstore__spank_user user;
 } step = {.note = -1};
 
+/* One line, also where an option had several. */
 static void complain(const char *what)
 {
     size_t used = strlen(step.error);
-    slurm_error("spank_ddstore: %s", what);
-    snprintf(step.error + used, sizeof(step.error) - used, "%s%s", used ? "; " : "",
-             what);
+    char *begin = step.error + used;
+    snprintf(begin, sizeof(step.error) - used, "%s%s", used ? "; " : "", what);
+    for (char *p = begin; *p; p++)
+        if ((unsigned char)*p < ' ' || *p == 0x7f)
+            *p = '?';
+    slurm_error("spank_ddstore: %s", used && *begin ? begin + 2 : begin);
 }
 
 /* ---- options ---- */
@@ -263,11 +267,14 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char *argv[])
 {
     ddstore__values values;
     (void)argc, (void)argv;
-    if (spank_remote(spank) != 1 || !know_job(spank) || step.id == EXTERN_STEP ||
-        !is_wanted())
+    if (spank_remote(spank) != 1 || !know_job(spank) || step.id == EXTERN_STEP)
         return ESPANK_SUCCESS;
     if (config.wrong[0])
         complain(config.wrong);
+    if (!is_wanted()) {
+        step.error[0] = '\0'; /* the log has it; this user asked for nothing */
+        return ESPANK_SUCCESS;
+    }
     if (options.wrong[0])
         complain(options.wrong);
     ddstore__values_read(spank, step.dir_of, &values);
