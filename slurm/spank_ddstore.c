@@ -55,25 +55,33 @@ static void complain(const char *what)
 
 /* ---- options ---- */
 
+/* srun, sbatch and salloc tell at once what is wrong, and go on. */
+static int taken(int remote)
+{
+    if (!remote && options.wrong[0])
+        slurm_error("spank_ddstore: %s", options.wrong);
+    return 0;
+}
+
 static int take_use(int value, const char *argument, int remote)
 {
-    (void)value, (void)remote;
+    (void)value;
     ddstore__option_use(&options, argument);
-    return 0;
+    return taken(remote);
 }
 
 static int take_dir(int value, const char *argument, int remote)
 {
-    (void)value, (void)remote;
+    (void)value;
     ddstore__option_dir(&options, argument);
-    return 0;
+    return taken(remote);
 }
 
 static int take_join(int value, const char *argument, int remote)
 {
-    (void)value, (void)remote;
+    (void)value;
     ddstore__option_join(&options, argument);
-    return 0;
+    return taken(remote);
 }
 
 static struct spank_option table[] = {

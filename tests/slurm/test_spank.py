@@ -304,9 +304,11 @@ def test_bad_options(cluster: SpankCluster, jobs: UserJobs, tell: str) -> None:
         ("--ddstore-join=12x", "give JOBID or JOBID.STEP"),
         ("--ddstore-dir=/proc/no", "'no' No such file or directory"),
     ):
-        (one,) = ranks(jobs.run("srun", "-N1", option, tell).stdout)
+        end = jobs.run("srun", "-N1", option, tell)
+        (one,) = ranks(end.stdout)
         assert one.dir == ""
         assert reason in one.error
+        assert (reason in end.stderr) == ("/proc" not in option)
         assert reason in (cluster.log / f"slurmd-{one.node}").read_text()
 
 

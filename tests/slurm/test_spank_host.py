@@ -267,7 +267,7 @@ def test_beside_busy_threads(node: Node) -> None:
     """As slurmstepd may have some: their locks don't hold up the children."""
     node.program = node.program.with_name(Path(HOSTS[1]).name)
     for _ in range(20):
-        told = node.step("--busy", "4", args=("timeout_ms=2000",))
+        told = node.step("--busy", "4", args=("timeout_ms=1900",))
         assert told.env[DIR] == f"{node.base}/7"
         assert (told.error, told.left) == ("", (0, 0))
         (node.state / "nic_map").unlink()
@@ -429,7 +429,7 @@ def test_hwloc_hangs(node: Node) -> None:
     assert told.left == (0, 0)
 
 
-@pytest.mark.parametrize("timeout_ms", [10, 100, 2000])
+@pytest.mark.parametrize("timeout_ms", [10, 100, 1900])
 def test_time_limit_of_the_site(node: Node, timeout_ms: int) -> None:
     told = node.step("--mishap", "hang-map", args=(f"timeout_ms={timeout_ms}",))
     assert timeout_ms * 0.6 < told.ms < timeout_ms + 100
@@ -619,7 +619,7 @@ def test_making_it_fails(node: Node, mishap: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["dir=relative", "dri=/x", "enable=sometimes", "map=", "timeout_ms=9", "x"]
+    "word", ["dir=relative", "dri=/x", "enable=sometimes", "map=", "timeout_ms=9", "timeout_ms=1901", "x"]
 )
 def test_bad_arguments(node: Node, word: str) -> None:
     told = node.step(args=(word,))
