@@ -156,14 +156,13 @@ static int core_size(const ddstore__spank_dir *d, const char *path)
     ddstore__claim *claims = NULL;
     size_t n = 0;
     char begin[64];
-    int size = 0, used = snprintf(begin, sizeof(begin), "slurm:%u:", d->job);
-    if (d->step >= 0)
-        used += snprintf(begin + used, sizeof(begin) - (size_t)used,
-                         "%lld:", (long long)d->step);
+    int size = 0;
+    int used =
+        snprintf(begin, sizeof(begin), "slurm:%u:%lld:", d->job, (long long)d->step);
     if (ddstore__claims_read(path, &claims, &n, NULL))
         return 0;
     for (size_t i = 0; i < n && size >= 0; i++) {
-        if (strncmp(claims[i].identity, begin, (size_t)used) != 0)
+        if (d->step >= 0 && strncmp(claims[i].identity, begin, (size_t)used) != 0)
             continue;
         size = size == 0 || size == claims[i].size ? claims[i].size : -1;
     }

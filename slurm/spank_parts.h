@@ -123,7 +123,8 @@ void ddstore__map_find(int state, const char *state_path, int out);
 
 /* Opens a directory as whom the process is, and makes what is missing where make is
  * set. Symbolic links are followed only where they are root's, the user's or of the
- * owner of the directory they are in. -errno, with why. */
+ * owner of the directory they are in; so for directories where everybody may make some.
+ * -errno, with why. */
 int ddstore__path_open(const char *path, bool make, char *why);
 
 /* -- spank_dir.c: the directory of a job, all as its user -- */

@@ -1,5 +1,5 @@
-/* Opening a directory step by step, so that no symbolic link which another user has put
- * there leads out of where the site and the user mean. */
+/* Opening a directory step by step, so that nothing which another user has put there
+ * leads out of where the site and the user mean. */
 #include "spank_parts.h"
 
 #include <errno.h>
@@ -57,6 +57,16 @@ static int follow(struct walk *w, const char *part, int link)
     return 0;
 }
 
+/* Whether another user may have put a directory where everybody can, as in /tmp. */
+static bool is_planted(int dir, int next)
+{
+    struct stat st, around;
+    if (fstat(next, &st) || fstat(dir, &around))
+        return true;
+    return (around.st_mode & S_IWOTH) && (around.st_mode & S_ISVTX) && st.st_uid != 0 &&
+           st.st_uid != geteuid() && st.st_uid != around.st_uid;
+}
+
 static int step(struct walk *w, const char *part)
 {
     const int how = O_PATH | O_NOFOLLOW | O_CLOEXEC;
@@ -77,6 +87,10 @@ static int step(struct walk *w, const char *part)
     }
     if (next < 0)
         return fail(w, errno, part, strerror(errno));
+    if (is_planted(w->dir, next)) {
+        close(next);
+        return fail(w, EACCES, part, "is a directory of another user");
+    }
     close(w->dir);
     w->dir = next;
     return 0;

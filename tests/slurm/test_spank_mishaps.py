@@ -204,6 +204,13 @@ def base_link(node: Node) -> None:
     node.base = node.folder / "shared" / "base" / "x"
 
 
+def base_dir(node: Node) -> None:
+    node.base.rmdir()
+    owned(node.folder / "shared", 0, 0o1777)
+    node.base = node.folder / "shared" / "base"
+    owned(node.base, OTHER, 0o777)
+
+
 def loop(node: Node) -> None:
     node.base.rmdir()
     node.base.symlink_to("base")
@@ -233,6 +240,7 @@ def base_file(node: Node) -> None:
         (job_link, "is no directory but a symbolic link or a file"),
         (own_link, "is no directory but a symbolic link or a file"),
         (base_link, "'base' is a symbolic link of another user"),
+        (base_dir, "'base' is a directory of another user"),
         (loop, "'base' is a symbolic link that can't be followed"),
         (foreign_dir, f"belongs to another user (uid {OTHER})"),
         (open_dir, "may be written by others (mode 777)"),
@@ -310,9 +318,8 @@ def marker_is_a_link(path: Path) -> None:
 
 
 def parent_is_a_link(path: Path) -> None:
-    os.chown(path.parent.parent, OTHER, OTHER)
     path.parent.rename(path.parent.parent / "moved")
-    plant(path.parent, path.parent.parent / "victim", 65532)
+    plant(path.parent, path.parent.parent / "victim", OTHER)
 
 
 @pytest.mark.parametrize(
