@@ -241,12 +241,30 @@ int __wrap_ddstore_nic_map_discover(const char *pattern, ddstore_nic_map **out,
     return __real_ddstore_nic_map_discover(pattern, out, err);
 }
 
+/* Nothing is done in a user's directory but as that user, for good. */
+static void check_user(void)
+{
+    uid_t uids[3];
+    gid_t gids[3], groups[8] = {0};
+    getresuid(&uids[0], &uids[1], &uids[2]);
+    getresgid(&gids[0], &gids[1], &gids[2]);
+    int n = getgroups(8, groups);
+    for (int i = 0; i < 3; i++)
+        if (uids[i] != host.uid || gids[i] != (gid_t)host.uid)
+            abort();
+    for (int i = 0; i < n; i++)
+        if (groups[i] != (gid_t)host.uid)
+            abort();
+}
+
 int __real_unlinkat(int, const char *, int);
 int __wrap_unlinkat(int, const char *, int);
 int __wrap_unlinkat(int fd, const char *name, int flags)
 {
-    if (strncmp(name, ".new-", 5) != 0 && strncmp(name, "job-", 4) != 0)
+    if (strncmp(name, ".new-", 5) != 0 && strncmp(name, "job-", 4) != 0) {
+        check_user();
         crash_or_hang("remove");
+    }
     return __real_unlinkat(fd, name, flags);
 }
 
@@ -254,6 +272,7 @@ int __real_mkdirat(int, const char *, mode_t);
 int __wrap_mkdirat(int, const char *, mode_t);
 int __wrap_mkdirat(int fd, const char *name, mode_t mode)
 {
+    check_user();
     crash_or_hang("make");
     if (happens("squash")) { /* made, but somebody else's */
         int rc = __real_mkdirat(fd, name, mode);
@@ -383,6 +402,8 @@ int main(int argc, char **argv)
     read_words(argc, argv);
     host.epilog = strcmp(argv[1], "epilog") == 0;
     sigaction(SIGCHLD, &action, NULL);
+    if (happens("ignore-children"))
+        signal(SIGCHLD, SIG_IGN); /* then nobody can wait for them */
     for (uintptr_t i = 0; i < host.busy; i++)
         pthread_create(&thread, NULL, be_busy, (void *)(1000 + i * 100000));
     int before = count_descriptors();

@@ -286,6 +286,15 @@ def test_a_directory_that_becomes_anothers(node: Node) -> None:
     assert node.all() == set()
 
 
+def test_children_that_nobody_waits_for(node: Node) -> None:
+    """Where slurmstepd ignores SIGCHLD, or another thread takes what it tells."""
+    told = node.step("--mishap", "ignore-children")
+    assert (told.error, told.logs) == ("", [])
+    assert told.env[DIR] == f"{node.base}/7"
+    assert node.epilog("--mishap", "ignore-children").logs == []
+    assert node.all() == set()
+
+
 @pytest.mark.parametrize("mishap", ["hang-make", "crash-make"])
 def test_making_it_fails(node: Node, mishap: str) -> None:
     told = node.step("--mishap", mishap)
