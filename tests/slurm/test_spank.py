@@ -3,9 +3,11 @@ ways to start ranks, and what is left after the jobs."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 from cluster import NODES, why_no_cluster
 from spank_build import PLUGIN, built
-from spank_cluster import USER, SpankCluster, UserJobs
+from spank_cluster import MACHINES, TOPOLOGY, USER, SpankCluster, UserJobs
 
 SCRIPTS = Path(__file__).parents[2] / "slurm"
 NUMBERS = count()
@@ -426,6 +428,30 @@ def test_cancelled(cluster: SpankCluster, jobs: UserJobs) -> None:
     cluster.wait(place(cluster, number).exists, 20, "the directory")
     jobs.cancel(number)
     gone(cluster, number)
+
+
+def test_hwloc_hangs(cluster: SpankCluster, jobs: UserJobs, tell: str) -> None:
+    """On one node: the step is held up for a moment, and told; the node stays."""
+    fifo = jobs.folder / "fifo"
+    os.mkfifo(fifo)
+    kept = cluster.state("n1") / "nic_map"
+    begun = time.monotonic()
+    jobs.run("srun", "-N2", "true")
+    usual = time.monotonic() - begun
+    kept.unlink()
+    cluster.machine("n1", fifo)
+    try:
+        begun = time.monotonic()
+        told = ranks(jobs.run("srun", "-N2", tell).stdout)
+        assert time.monotonic() - begun < usual + 2
+    finally:
+        cluster.machine("n1", TOPOLOGY / MACHINES["n1"])
+        kept.unlink()
+    held, other = sorted(told, key=lambda one: one.node)
+    assert "preparing a step took more than 975 ms" in held.error
+    assert (held.map, held.stat) == ("", f"700:{USER}")
+    assert (other.map, other.error) == (MAPS["n2"], "")
+    check(cluster, jobs.run("srun", "-N2", tell).stdout, "n1 n2")
 
 
 # ---- the file itself -----------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_hwloc_hangs(node: Node) -> None:
 @pytest.mark.parametrize("timeout_ms", [10, 100, 1900])
 def test_time_limit_of_the_site(node: Node, timeout_ms: int) -> None:
     told = node.step("--mishap", "hang-map", args=(f"timeout_ms={timeout_ms}",))
-    assert timeout_ms * 0.6 < told.ms < timeout_ms + 100
+    assert timeout_ms * 0.6 < told.ms < timeout_ms + 300
     assert "took more than" in told.error
 
 
