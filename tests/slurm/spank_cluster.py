@@ -49,16 +49,9 @@ class SpankCluster(Cluster):
         """Of the plugin on a node."""
         return self.folder / f"state-{node}"
 
-    def machine(self, node: str, description: Path) -> None:
-        """What hwloc finds on a node, from now on."""
-        link = self.folder / f"{node}.xml"
-        link.unlink(missing_ok=True)
-        link.symlink_to(description)
-
     def daemon(self, host: str, *words: str) -> None:
         if host in MACHINES:
-            self.machine(host, TOPOLOGY / MACHINES[host])
-            words = ("env", f"HWLOC_XMLFILE={self.folder}/{host}.xml", *words)
+            words = ("env", f"HWLOC_XMLFILE={TOPOLOGY / MACHINES[host]}", *words)
         self.popen(f"{host}-daemon", self.words(words, "/", host))
 
     def idle(self) -> bool:
