@@ -144,6 +144,14 @@ static uint32_t first_component(spank_t spank, uint32_t job)
     return one == job && first > 0 ? (uint32_t)first : job;
 }
 
+/* A job that a requeued one has submitted gets that one's count; its own, if it has
+ * one, Slurm sets in the task. */
+static void forget_restarts(spank_t spank)
+{
+    if (step.id == BATCH_STEP && number_of(spank, "SLURM_RESTART_COUNT") >= 0)
+        (void)spank_unsetenv(spank, "SLURM_RESTART_COUNT");
+}
+
 static uint32_t restart_count(spank_t spank)
 {
     uint32_t count = 0;
@@ -285,6 +293,7 @@ int slurm_spank_init_post_opt(spank_t spank, int argc, char *argv[])
     }
     if (options.wrong[0])
         complain(options.wrong);
+    forget_restarts(spank);
     ddstore__values_read(spank, step.dir_of, &values);
     prepare_step(spank, &values);
     return ESPANK_SUCCESS;
@@ -375,111 +384,16 @@ int slurm_spank_task_init(spank_t spank, int argc, char *argv[])
 
 /* ---- when the job ends ---- */
 
-struct ending {
-    uint32_t job;
-    uid_t uid;
-};
-
-static void take_notes(void *arg, int out)
-{
-    const struct ending *e = arg;
-    char why[DDSTORE__SPANK_REASON];
-    int state = ddstore__state_open(config.state, why);
-    if (state < 0)
-        (void)ddstore__lines_put(out, "error", "%s", why);
-    else
-        ddstore__note_take(state, e->job, e->uid, out);
-}
-
-/* One directory, as a note tells it. */
-struct target {
-    ddstore__spank_dir dir;
-    ddstore__spank_user user;
-    bool base, restart;
-};
-
-static void read_groups(char *text, ddstore__spank_user *user)
-{
-    gid_t *groups = calloc(strlen(text) / 2 + 1, sizeof(*groups));
-    char *word, *rest = text;
-    uint64_t n;
-    user->n_groups = 0;
-    user->groups = groups;
-    while (groups && (word = strsep(&rest, ",")))
-        if (ddstore__lines_number(word, UINT32_MAX, &n))
-            groups[user->n_groups++] = (gid_t)n;
-}
-
-static void read_target(const char *key, char *value, struct target *t)
-{
-    uint64_t n = 0;
-    bool number = ddstore__lines_number(value, UINT32_MAX, &n);
-    if (strcmp(key, "base") == 0) {
-        t->dir.base = value;
-        t->base = true;
-    } else if (strcmp(key, "groups") == 0) {
-        read_groups(value, &t->user);
-    } else if (number && strcmp(key, "dir_of") == 0) {
-        t->dir.job = (uint32_t)n;
-    } else if (number && strcmp(key, "gid") == 0) {
-        t->user.gid = (gid_t)n;
-    } else if (number && strcmp(key, "restart") == 0) {
-        t->dir.restart = (uint32_t)n;
-        t->restart = true;
-    }
-}
-
-static void remove_target(struct target *t)
-{
-    const ddstore__spank_errand errand = {.what = "removing the job's directory",
-                                          .work = ddstore__jobdir_remove,
-                                          .arg = &t->dir,
-                                          .as = &t->user};
-    ddstore__spank_answer answer;
-    char *key, *value;
-    ddstore__child_run(&errand, 100, &answer);
-    for (char *rest = answer.text; rest && ddstore__lines_next(&rest, &key, &value);)
-        if (strcmp(key, "error") == 0)
-            slurm_error("spank_ddstore: %s", value);
-    if (answer.why[0])
-        slurm_error("spank_ddstore: %s: %s", answer.why, t->dir.base);
-    free(answer.text);
-}
-
-static void end_job(struct ending *e)
-{
-    const ddstore__spank_errand errand = {
-        .what = "reading the node's notes", .work = take_notes, .arg = e};
-    ddstore__spank_answer answer;
-    char *key, *value;
-    struct target t = {.user.uid = e->uid};
-    ddstore__child_run(&errand, 50, &answer);
-    for (char *rest = answer.text; rest && ddstore__lines_next(&rest, &key, &value);) {
-        if (strcmp(key, "error") == 0)
-            slurm_error("spank_ddstore: %s", value);
-        read_target(key, value, &t);
-        if (strcmp(key, "next") != 0)
-            continue;
-        if (t.base && t.restart && t.dir.job)
-            remove_target(&t);
-        free((void *)t.user.groups);
-        t = (struct target){.user.uid = e->uid};
-    }
-    free((void *)t.user.groups);
-    if (answer.why[0])
-        slurm_error("spank_ddstore: %s", answer.why);
-    free(answer.text);
-}
-
 /* Here Slurm 22.05 crashes on everything but spank_get_item. */
 int slurm_spank_job_epilog(spank_t spank, int argc, char *argv[])
 {
-    struct ending e = {0};
-    if (spank_get_item(spank, S_JOB_ID, &e.job) != ESPANK_SUCCESS ||
-        spank_get_item(spank, S_JOB_UID, &e.uid) != ESPANK_SUCCESS || e.job == 0)
+    uint32_t job = 0;
+    uid_t uid = 0;
+    if (spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_UID, &uid) != ESPANK_SUCCESS || job == 0)
         return ESPANK_SUCCESS;
     ddstore__config_read(argc, argv, &config);
     ddstore__child_budget(config.timeout_ms);
-    end_job(&e);
+    ddstore__spank_end(config.state, job, uid);
     return ESPANK_SUCCESS;
 }

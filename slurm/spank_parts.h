@@ -1,5 +1,5 @@
-/* Parts of the SPANK plugin, which spank_ddstore.c puts together. Only that file and
- * spank_values.c know Slurm. */
+/* Parts of the SPANK plugin, which spank_ddstore.c puts together. Only that file,
+ * spank_values.c and spank_end.c know Slurm. */
 #ifndef DDSTORE_SPANK_PARTS_H
 #define DDSTORE_SPANK_PARTS_H
 
@@ -112,6 +112,11 @@ bool ddstore__note_write(int state, const ddstore__spank_note *note, int out,
 void ddstore__note_take(int state, uint32_t job, uid_t uid, int out);
 /* Adds the restart count, through a descriptor of the file. */
 bool ddstore__note_restart(int fd, uint32_t restart);
+
+/* -- spank_end.c -- */
+
+/* Removes what a user's job leaves, as far as this node has notes of it. */
+void ddstore__spank_end(const char *state_path, uint32_t job, uid_t uid);
 
 /* -- spank_map.c -- */
 

@@ -25,7 +25,7 @@ int ddstore__state_open(const char *path, char *why)
 {
     struct stat st;
     char reason[200];
-    if (mkdir(path, 0755) && errno != EEXIST) {
+    if (mkdir(path, 0700) && errno != EEXIST) {
         snprintf(reason, sizeof(reason), "can't be made: %s", strerror(errno));
         return refuse(-1, path, reason, why);
     }

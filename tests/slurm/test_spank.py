@@ -253,7 +253,10 @@ def test_values_of_another_job(
     cluster: SpankCluster, jobs: UserJobs, tell: str
 ) -> None:
     """One that submits another hands its environment on."""
-    inner = f'sbatch -o inner -N1 -w n2 --wrap="{tell}; srun {tell}"'
+    # As if this one had been requeued.
+    inner = (
+        f'SLURM_RESTART_COUNT=1 sbatch -o inner -N1 -w n2 --wrap="{tell}; srun {tell}"'
+    )
     number = jobs.submit("-N1", "-w", "n1", f"--wrap={tell}; {inner}")
     check(cluster, jobs.passed(number), "n1")
     cluster.wait(cluster.idle, 60, "the inner job's end")

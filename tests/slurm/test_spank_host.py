@@ -72,6 +72,10 @@ def test_batch_script_and_its_restart(node: Node) -> None:
     assert node.epilog().logs == []
     assert node.all() == {"7"}
     assert node.step("--step", str(BATCH)).env[DIR] == f"{node.base}/7"
+    # Submitted by a job that was requeued.
+    told = node.step("--step", str(BATCH), "--env", "SLURM_RESTART_COUNT=3")
+    assert told.env[DIR] == f"{node.base}/7"
+    assert "SLURM_RESTART_COUNT" not in told.env
 
 
 def test_a_step_of_the_second_run(node: Node) -> None:
