@@ -27,7 +27,7 @@ static void take_notes(void *arg, int out)
 struct target {
     ddstore__spank_dir dir;
     ddstore__spank_user user;
-    bool base, restart;
+    bool base, gid, restart; /* told */
 };
 
 static void read_groups(char *text, ddstore__spank_user *user)
@@ -55,6 +55,7 @@ static void read_target(const char *key, char *value, struct target *t)
         t->dir.job = (uint32_t)n;
     } else if (number && strcmp(key, "gid") == 0) {
         t->user.gid = (gid_t)n;
+        t->gid = true;
     } else if (number && strcmp(key, "restart") == 0) {
         t->dir.restart = (uint32_t)n;
         t->restart = true;
@@ -93,7 +94,7 @@ void ddstore__spank_end(const char *state_path, uint32_t job, uid_t uid)
         read_target(key, value, &t);
         if (strcmp(key, "next") != 0)
             continue;
-        if (t.base && t.restart && t.dir.job)
+        if (t.base && t.gid && t.restart && t.dir.job)
             remove_target(&t);
         free((void *)t.user.groups);
         t = (struct target){.user.uid = uid};

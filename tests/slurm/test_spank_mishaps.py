@@ -398,7 +398,13 @@ def test_notes_that_make_no_sense(node: Node) -> None:
     node.step()
     (note,) = node.state.glob("job-7-*")
     text = note.read_text()
-    for damaged in (text[:-3], "", text.replace(f"uid {USER}", "uid 0"), "end\n"):
+    for damaged in (
+        text[:-3],
+        "",
+        text.replace(f"uid {USER}", "uid 0"),
+        "end\n",
+        text.replace("gid", "x"),
+    ):
         note.write_text(damaged)
         assert node.epilog().logs == []
         assert "7" in node.all()
