@@ -341,7 +341,7 @@ static void be_step(void)
     call("init", slurm_spank_init);
     use_options();
     call("init_post_opt", slurm_spank_init_post_opt);
-    gid_t groups[] = {host.uid};
+    const gid_t groups[] = {host.uid};
     if (setgroups(1, groups) || setegid(host.uid) || seteuid(host.uid))
         die("can't act as the user");
     call("user_init", slurm_spank_user_init);
@@ -400,6 +400,9 @@ int main(int argc, char **argv)
     if (argc < 2)
         die("step or epilog?");
     read_words(argc, argv);
+    const gid_t groups[] = {0, 4}; /* root's, which no user should come to */
+    if (setgroups(2, groups))
+        die("must be root");
     host.epilog = strcmp(argv[1], "epilog") == 0;
     sigaction(SIGCHLD, &action, NULL);
     if (happens("ignore-children"))

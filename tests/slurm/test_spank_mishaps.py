@@ -320,6 +320,11 @@ def without_marker(path: Path) -> None:
     (path / ".ddstore-spank").unlink()
 
 
+def given_away(path: Path) -> None:
+    os.chown(path, OTHER, OTHER)
+    path.chmod(0o777)
+
+
 def marker_is_a_link(path: Path) -> None:
     marker = path / ".ddstore-spank"
     marker.rename(path / "marker")
@@ -337,6 +342,7 @@ def parent_is_a_link(path: Path) -> None:
         (gone, ""),
         (replaced_by_link, "is no directory any more"),
         (without_marker, "is not the one that was made"),
+        (given_away, "is not the one that was made"),
         (marker_is_a_link, "is not the one that was made"),
         (parent_is_a_link, "is a symbolic link of another user"),
     ],
