@@ -21,15 +21,17 @@ static uint64_t hash(const char *text)
 
 static char *groups_text(const ddstore__spank_user *user)
 {
-    char *text = malloc(user->n_groups * 11 + 1);
-    size_t used = 0;
-    if (!text)
+    char *text = NULL;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    if (!file)
         return NULL;
-    text[0] = '\0';
     for (size_t i = 0; i < user->n_groups; i++)
-        used += (size_t)sprintf(text + used, "%s%u", i ? "," : "",
-                                (unsigned)user->groups[i]);
-    return text;
+        fprintf(file, "%s%u", i ? "," : "", (unsigned)user->groups[i]);
+    if (fclose(file) == 0)
+        return text;
+    free(text);
+    return NULL;
 }
 
 bool ddstore__note_write(int state, const ddstore__spank_note *note, int out, char *why)

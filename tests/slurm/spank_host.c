@@ -194,7 +194,7 @@ static void crash_or_hang(const char *where)
     char name[64];
     snprintf(name, sizeof(name), "crash-%s", where);
     if (happens(name))
-        *(volatile int *)8 = 1;
+        raise(SIGSEGV);
     snprintf(name, sizeof(name), "hang-%s", where);
     if (happens(name))
         sleep(60);
@@ -305,16 +305,19 @@ static void call(const char *name, spank_f *f)
     printf("rc %s %d\n", name, rc);
 }
 
+static void use_option(const struct spank_option *option, const char *given)
+{
+    size_t n = strlen(option->name);
+    if (strncmp(given, option->name, n) == 0 && (!given[n] || given[n] == '='))
+        printf("rc --%s %d\n", option->name,
+               option->cb(option->val, given[n] ? given + n + 1 : NULL, 1));
+}
+
 static void use_options(void)
 {
-    for (int i = 0; i < host.n_options; i++) {
-        char *name = host.options[i], *value = strchr(name, '=');
-        if (value)
-            *value++ = '\0';
+    for (int i = 0; i < host.n_options; i++)
         for (int k = 0; k < n_registered; k++)
-            if (strcmp(registered[k]->name, name) == 0)
-                printf("rc --%s %d\n", name, registered[k]->cb(0, value, 1));
-    }
+            use_option(registered[k], host.options[i]);
 }
 
 /* A task is a process of its own, with the user for good. */
