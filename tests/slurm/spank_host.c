@@ -211,13 +211,29 @@ static int count_descriptors(void)
     return n;
 }
 
+static int long_map(ddstore_nic_map **out, ddstore_error *err)
+{
+    char *text;
+    size_t bytes;
+    FILE *file = open_memstream(&text, &bytes);
+    if (!file)
+        die("no memory");
+    for (int nic = 0; nic < 2; nic++) {
+        fprintf(file, "%shsn%d=%d", nic ? ";" : "", nic, nic);
+        for (int cpu = nic + 2; cpu < 8192; cpu += 2)
+            fprintf(file, ",%d", cpu);
+    }
+    fclose(file);
+    int rc = ddstore_nic_map_parse(text, out, err);
+    free(text);
+    return rc;
+}
+
 int __real_ddstore_nic_map_discover(const char *, ddstore_nic_map **, ddstore_error *);
 int __wrap_ddstore_nic_map_discover(const char *, ddstore_nic_map **, ddstore_error *);
 int __wrap_ddstore_nic_map_discover(const char *pattern, ddstore_nic_map **out,
                                     ddstore_error *err)
 {
-    char text[65536] = "";
-    size_t used = 0;
     crash_or_hang("map");
     if (happens("slow-map")) {
         int fd = open(getenv("COUNT"), O_WRONLY | O_APPEND | O_CREAT, 0600);
@@ -225,12 +241,7 @@ int __wrap_ddstore_nic_map_discover(const char *pattern, ddstore_nic_map **out,
             usleep(300000);
         close(fd);
     } else if (happens("long-map")) {
-        for (int nic = 0; nic < 2; nic++) {
-            used += (size_t)sprintf(text + used, "%shsn%d=", nic ? ";" : "", nic);
-            for (int cpu = nic; cpu < 8192; cpu += 2)
-                used += (size_t)sprintf(text + used, "%s%d", cpu > nic ? "," : "", cpu);
-        }
-        return ddstore_nic_map_parse(text, out, err);
+        return long_map(out, err);
     } else if (happens("look-around")) {
         snprintf(err->message, sizeof(err->message),
                  "descriptors %d, uid %d, handler %d, blocked %d", count_descriptors(),
