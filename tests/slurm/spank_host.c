@@ -243,10 +243,12 @@ int __wrap_ddstore_nic_map_discover(const char *pattern, ddstore_nic_map **out,
     } else if (happens("long-map")) {
         return long_map(out, err);
     } else if (happens("look-around")) {
+        sigset_t blocked;
+        sigprocmask(SIG_BLOCK, NULL, &blocked);
         snprintf(err->message, sizeof(err->message),
                  "descriptors %d, uid %d, handler %d, blocked %d", count_descriptors(),
                  (int)geteuid(), signal(SIGCHLD, SIG_DFL) != SIG_DFL,
-                 sigprocmask(SIG_BLOCK, NULL, &(sigset_t){0}));
+                 sigismember(&blocked, SIGTERM));
         return DDSTORE_ESYS;
     }
     return __real_ddstore_nic_map_discover(pattern, out, err);
