@@ -15,8 +15,9 @@ apt_test=(libcmocka-dev clang libclang-rt-dev? cppcheck shellcheck iproute2 util
 # Two MPIs side by side, for the tests of what is built with either.
 apt_mpi=(openmpi-bin libopenmpi-dev mpich libmpich-dev)
 
-# The cluster of the tests: a controller, daemons of nodes, commands.
-apt_slurm=(munge slurmctld slurmd slurm-client libpmi2-0 libpmix2? libpmix2t64?)
+# The cluster of the tests: a controller, daemons of nodes, commands; headers for the
+# plugin; what srun --mpi= takes.
+apt_slurm=(munge slurmctld slurmd slurm-client libslurm-dev libpmi2-0 libpmix2? libpmix2t64?)
 
 # The virtual environment that need_venv, pip_install and need_package are about.
 venv=.venv
@@ -157,7 +158,7 @@ tree_sum() {
         "$venv/bin/python" --version
         mpi_choice
         find meson.build meson_options.txt pyproject.toml README.md libddstore pyddstore \
-            tests/meson.build bench/meson.build -name __pycache__ -prune \
+            tests/meson.build bench/meson.build slurm/meson.build -name __pycache__ -prune \
             -o -type f -print0 2>/dev/null | sort -z | xargs -0 sha256sum || true
     } | sha256sum
 }

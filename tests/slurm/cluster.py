@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "salloc")
 LIMIT_S = 60.0  # of a command or job; the machine may be loaded
 # Of waits in jobs.
 LIMITS = {"DDSTORE_HANDSHAKE_TIMEOUT_S": "40", "DDSTORE_READ_TIMEOUT_S": "5"}
+NUMBERS = count()  # there may be several clusters
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 # What launchers and users have set for this process is not for jobs.
 FOREIGN = (
@@ -82,8 +84,9 @@ class Cluster:
 
     def start(self) -> None:
         """Returns when both nodes wait for jobs."""
+        tag = f"dds{os.getpid():x}-{next(NUMBERS)}"
         for name in ("head", *NODES):
-            self.hosts[name] = Host(name, f"dds{os.getpid():x}{name}")
+            self.hosts[name] = Host(name, f"{tag}{name}")
         self.cables()
         self.names()
         self.configure()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import Cluster, Jobs, why_no_cluster
+from spank_build import HOSTS, built
+from spank_node import Node
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +44,23 @@ def jobs(cluster: Cluster, tmp_path: Path) -> Iterator[Jobs]:
         yield own
     finally:
         own.close()
+
+
+@pytest.fixture(scope="session")
+def spank_program() -> Path:
+    """What plays slurmstepd."""
+    if os.geteuid() != 0:
+        pytest.skip("slurmstepd is root's; so must be what plays it")
+    return built() / HOSTS[0]
+
+
+@pytest.fixture
+def node(spank_program: Path) -> Iterator[Node]:
+    """One that has the SPANK plugin."""
+    # Not below pytest's own directory, which other users can't search.
+    with tempfile.TemporaryDirectory(prefix="ddstore-spank-") as name:
+        Path(name).chmod(0o755)
+        yield Node(Path(name), spank_program)
 
 
 @pytest.hookimpl(wrapper=True)
