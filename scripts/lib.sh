@@ -174,6 +174,9 @@ need_package() {
     if [ "$(cat "$venv/package.sum" 2>/dev/null)" != "$want" ]; then
         note "building pyddstore into $venv"
         rm -f "$venv/package.sum"
+        # A build directory can't be configured anew by options that it has never heard of.
+        cmp -s meson_options.txt "$venv/build-wheel.options" || rm -rf "$venv/build-wheel"
+        cp meson_options.txt "$venv/build-wheel.options"
         pip_install --no-build-isolation --no-deps --force-reinstall \
             -Cbuild-dir="$venv/build-wheel" .
         printf '%s\n' "$want" >"$venv/package.sum"
