@@ -17,6 +17,7 @@
       (const char *job, int rank, const char *key, char *value, int room, int *bytes))
 
 typedef struct ddstore__pmi2_api {
+/* NOLINTNEXTLINE(bugprone-macro-parentheses) */
 #define X(name, parameters) int(*name) parameters;
     DDSTORE__PMI2_SYMBOLS(X)
 #undef X
