@@ -224,6 +224,26 @@ DDSTORE_API int ddstore_open_file(const ddstore_comm_file *how,
 DDSTORE_API int ddstore_open_extra(const ddstore_options *options, ddstore **out,
                                    ddstore_error *err);
 
+/* ---- readers: the same variables for another process or thread ---- */
+
+/* Describes the store and the variables that it has now as bytes, from which
+ * ddstore_open_reader opens a reader of them, here or in any process that reaches the
+ * members. They hold the run's secret: show them to nobody who may not read the rows.
+ * Takes no lock, so it works with an inherited store in a forked child. *data is
+ * released with ddstore_release. DDSTORE_EUNSUPPORTED: method 0. Any thread. */
+DDSTORE_API int ddstore_describe(const ddstore *store, void **data, size_t *bytes,
+                                 ddstore_error *err);
+
+/* Opens a reader: a read-only store with mappings and connections of its own. It has
+ * the variables that were described, none that are added later; its rank and size are
+ * the described store's; add, update, view and join are refused. settings win over the
+ * environment, as the store had them. Local: waits for nobody. DDSTORE_EINVAL: the
+ * bytes are damaged; DDSTORE_EFABRIC: a forked child of a process that uses cxi without
+ * DDSTORE_FORK_WORKERS=1. Close with ddstore_close. Any thread. */
+DDSTORE_API int ddstore_open_reader(const void *data, size_t bytes,
+                                    const ddstore_setting *settings, size_t n_settings,
+                                    ddstore **out, ddstore_error *err);
+
 /* Local: new calls fail with DDSTORE_ECLOSED, waits end, running reads are waited for
  * (up to the read deadline), extra members are told. Twice does nothing. Any thread. */
 DDSTORE_API void ddstore_free(ddstore *store);
@@ -336,10 +356,12 @@ typedef struct ddstore_peer_info {
     char host[64], path[16], provider[64], reason[256], state[16];
 } ddstore_peer_info;
 
-/* Core rank number i; DDSTORE_EINDEX past the last. Any thread. */
+/* Core rank number i; DDSTORE_EINDEX past the last; DDSTORE_EFORKED: an inherited
+ * store. Any thread. */
 DDSTORE_API int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out);
 
-/* Extra members: *alive tells whether the core group still serves. Any thread. */
+/* Extra members and readers: *alive tells whether the core group still serves. Any
+ * thread. */
 DDSTORE_API int ddstore_core_alive(ddstore *store, int *alive, ddstore_error *err);
 
 /* ---- nic map: which network interface is nearest to which CPU ----------------------

@@ -112,6 +112,20 @@ void ddstore__hex16(const uint8_t in[16], char out[33]);
  */
 int ddstore__fd_own(int fd);
 void ddstore__fd_close(int fd); /* ignores -1 */
+
+/* The same around a fork that comes at the same time: what is made between begin and
+ * end (which notes it, and keeps errno) is in no child that has not closed it. For what
+ * a child must not hold open: sockets, memory, pidfds. Nothing that may wait stands
+ * between them. */
+void ddstore__fd_begin(void);
+int ddstore__fd_end(int fd);
+
+/* Of a file or directory, whose closing may wait for a server. Ignores -1. */
+void ddstore__fd_close_file(int fd);
+
+/* Around a fork, in the parent. false: not waited for any longer. */
+bool ddstore__fd_fork_prepare(void);
+void ddstore__fd_fork_parent(bool prepared);
 void ddstore__fd_close_all_in_child(void);
 
 /* -- little-endian words, any alignment -- */

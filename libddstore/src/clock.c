@@ -56,8 +56,13 @@ int ddstore__wait_check(const ddstore__wait *wait, ddstore_error *err)
     int (*fn)(void *) = interrupt.fn;
     void *arg = interrupt.arg;
     pthread_mutex_unlock(&lock);
+    unsigned generation = ddstore__fork_generation;
     if (fn && fn(arg))
         return ddstore__fail(err, DDSTORE_EINTR, "the wait was interrupted");
+    if (generation != ddstore__fork_generation)
+        return ddstore__fail(err, DDSTORE_EFORKED,
+                             "this process was forked while the call waited: it goes "
+                             "on in the parent");
     return DDSTORE_OK;
 }
 

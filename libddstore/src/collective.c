@@ -78,8 +78,8 @@ ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int
     }
     *rc = ddstore__store_usable(store, err);
     if (!*rc && !store->comm)
-        *rc = ddstore__fail(err, DDSTORE_EINVAL,
-                            "an extra member reads variables, it can't %s", what);
+        *rc = ddstore__fail(err, DDSTORE_EINVAL, "%s reads variables, it can't %s",
+                            ddstore__who(store), what);
     if (!*rc && atomic_flag_test_and_set(&store->in_collective))
         *rc =
             ddstore__fail(err, DDSTORE_ECONFLICT,

@@ -64,8 +64,9 @@ static void prefer(ddstore__peer *peer, uint8_t which)
 
 static int dial(const ddstore__address *a)
 {
-    int fd = socket(a->family == 4 ? AF_INET : AF_INET6,
-                    SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    ddstore__fd_begin();
+    int fd = ddstore__fd_end(socket(a->family == 4 ? AF_INET : AF_INET6,
+                                    SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (fd < 0)
         return -1;
     int rc;
@@ -82,11 +83,11 @@ static int dial(const ddstore__address *a)
     }
     if (rc != 0 && errno != EINPROGRESS) {
         int saved = errno;
-        close(fd);
+        ddstore__fd_close(fd);
         errno = saved;
         return -1;
     }
-    return ddstore__fd_own(fd);
+    return fd;
 }
 
 /* Makes the connected socket a blocking one whose calls take at most SLICE_MS. */

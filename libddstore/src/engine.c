@@ -18,6 +18,43 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* engine, its refs and ofi */
 static ddstore__engine *engine;
 
+/* Before a fork: the library's own thread stands still and no descriptor is being made.
+ * The forking thread holds none of the library's locks, unless it is in a function that
+ * the host program gave; then nothing below needs that lock. */
+static _Thread_local bool fds_stand_still;
+
+/* The parent's cxi domain was not prepared for forks: the driver (kdreg2) leaves a
+ * child that opens one of its own without its memory. */
+static bool fork_unprepared;
+
+static bool is_cxi(const char *provider)
+{
+    return strncmp(provider, "cxi", 3) == 0;
+}
+
+int ddstore__engine_check_forked(ddstore_error *err)
+{
+    if (!fork_unprepared)
+        return DDSTORE_OK;
+    return ddstore__fail(
+        err, DDSTORE_EFABRIC,
+        "this process was forked by one that uses cxi without preparing for it: set "
+        "DDSTORE_FORK_WORKERS=1 before the parent opens its store, or start workers by "
+        "spawn or forkserver");
+}
+
+static void before_fork(void)
+{
+    ddstore__progress_fork_prepare();
+    fds_stand_still = ddstore__fd_fork_prepare();
+}
+
+static void in_parent(void)
+{
+    ddstore__fd_fork_parent(fds_stand_still);
+    ddstore__progress_fork_parent();
+}
+
 /* In a forked child: the library's descriptors are closed, so that the parent's death
  * is seen; everything else is forgotten, nothing is freed or called. */
 static void in_child(void)
@@ -27,6 +64,8 @@ static void in_child(void)
     ddstore__clock_child();
     if (engine && engine->ofi)
         ddstore__ofi_drop(engine->ofi);
+    if (engine)
+        fork_unprepared = !engine->fork_ready && is_cxi(engine->self.provider);
     engine = NULL;
     pthread_mutex_init(&lock, NULL);
     ddstore__progress_child();
@@ -34,12 +73,13 @@ static void in_child(void)
     ddstore__peer_child();
     ddstore__segment_child();
     ddstore__reader_child();
+    ddstore__sigterm_child();
 }
 
 static void at_first(void)
 {
     struct rlimit limit;
-    (void)pthread_atfork(NULL, NULL, in_child);
+    (void)pthread_atfork(before_fork, in_parent, in_child);
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
         limit.rlim_cur = limit.rlim_max;
         (void)setrlimit(RLIMIT_NOFILE, &limit);
@@ -60,6 +100,7 @@ static int open_ofi(ddstore__engine *e, const ddstore__settings *settings,
     int rc = ddstore__ofi_open(settings, e->iface_near ? e->iface : "", &e->ofi, err);
     if (rc || !e->ofi)
         return rc;
+    e->fork_ready = settings->fork_workers;
     snprintf(e->self.provider, sizeof(e->self.provider), "%s",
              ddstore__ofi_provider(e->ofi));
     e->self.ofi_bytes = (uint8_t)ddstore__ofi_address(e->ofi, e->self.ofi);

@@ -11,6 +11,7 @@ typedef struct ddstore__engine {
     ddstore__ofi *ofi; /* NULL: path 2 isn't used */
     char iface[32];    /* the first one listened on */
     bool iface_near;   /* it is nearest to this process's CPUs */
+    bool fork_ready;   /* ofi was opened with DDSTORE_FORK_WORKERS=1 */
     int refs;
 } ddstore__engine;
 
@@ -20,5 +21,8 @@ typedef struct ddstore__engine {
 int ddstore__engine_acquire(const ddstore__settings *settings, bool may_use_ofi,
                             ddstore__engine **out, ddstore_error *err);
 void ddstore__engine_release(ddstore__engine *engine);
+
+/* DDSTORE_EFABRIC: this process was forked by one whose network does not bear it. */
+int ddstore__engine_check_forked(ddstore_error *err);
 
 #endif

@@ -247,24 +247,14 @@ static int take_peers(ddstore *store, const ddstore__variable_record *r,
     return DDSTORE_OK;
 }
 
-static int check_provider(const ddstore *store, const ddstore__variable_record *r,
-                          ddstore_error *err)
-{
-    const char *mine =
-        store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "";
-    const char *theirs = r->rank[0].contact.provider;
-    if (!store->access.ofi || strcmp(mine, theirs) == 0)
-        return DDSTORE_OK;
-    return ddstore__fail(err, DDSTORE_EFABRIC,
-                         "this member uses \"%s\" and the core group \"%s\": set "
-                         "DDSTORE_FABRIC alike",
-                         mine, *theirs ? theirs : "tcp");
-}
-
 static int join(ddstore *store, const char *name, ddstore_var **out, ddstore_error *err)
 {
     ddstore__variable_record record = {0};
     int rc = ddstore__store_usable(store, err);
+    if (!rc && store->reader)
+        rc = ddstore__fail(err, DDSTORE_EINVAL,
+                           "a reader has the variables that there were when it was "
+                           "made, it can't join others: make another by fork_reader()");
     if (!rc && store->comm)
         rc = ddstore__fail(err, DDSTORE_EINVAL,
                            "join is for extra members: this store is "
@@ -282,7 +272,7 @@ static int join(ddstore *store, const char *name, ddstore_var **out, ddstore_err
     rc = search_record(&s, &record, err);
     keep_none(&s);
     if (!rc)
-        rc = check_provider(store, &record, err);
+        rc = ddstore__check_provider(store, &record.rank[0].contact, err);
     ddstore_var *var = ddstore_find(store, name);
     if (!rc && !is_same(var, &record)) {
         ddstore__ticket ticket = store->access.ticket;

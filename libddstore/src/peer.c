@@ -35,7 +35,8 @@ int ddstore__peer_map(const ddstore__peer *peer, uint32_t fd, uint64_t bytes,
     char path[64];
     struct stat st;
     snprintf(path, sizeof(path), "/proc/%u/fd/%u", peer->contact.process.pid, fd);
-    int own = open(path, O_RDONLY | O_CLOEXEC);
+    ddstore__fd_begin();
+    int own = ddstore__fd_end(open(path, O_RDONLY | O_CLOEXEC));
     if (own < 0) {
         snprintf(why, why_bytes, "its memory can't be opened (%s)", strerror(errno));
         return -1;
@@ -43,7 +44,7 @@ int ddstore__peer_map(const ddstore__peer *peer, uint32_t fd, uint64_t bytes,
     void *at = MAP_FAILED;
     if (fstat(own, &st) == 0 && (uint64_t)st.st_size >= bytes)
         at = ddstore__segment_map(own, bytes, PROT_READ);
-    close(own);
+    ddstore__fd_close(own); /* a child that inherited it would keep the memory */
     if (at == MAP_FAILED) {
         snprintf(why, why_bytes, "its memory can't be mapped");
         return -1;
@@ -69,7 +70,8 @@ static void find_on_host(ddstore__peer *peer, const ddstore__process *here)
         snprintf(peer->why, sizeof(peer->why), "it is in another PID namespace");
         return;
     }
-    peer->pidfd = (int)syscall(SYS_pidfd_open, (pid_t)there->pid, 0);
+    ddstore__fd_begin();
+    peer->pidfd = ddstore__fd_end((int)syscall(SYS_pidfd_open, (pid_t)there->pid, 0));
     if (peer->pidfd < 0 && errno != ESRCH) {
         snprintf(peer->why, sizeof(peer->why), "it can't be watched (pidfd_open: %s)",
                  strerror(errno));
@@ -80,7 +82,6 @@ static void find_on_host(ddstore__peer *peer, const ddstore__process *here)
         peer->lost = 1;
         return;
     }
-    ddstore__fd_own(peer->pidfd);
     (void)fcntl(peer->pidfd, F_SETFD, FD_CLOEXEC);
     peer->same_host = true;
 }

@@ -14,26 +14,32 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define PARK_MS 1000 /* a fork goes ahead then: no event takes that long */
+
 /* The low bits of an event's word say what it is; a connection's address has them zero.
  */
 enum { TAG_CONN = 0, TAG_LISTENER = 1, TAG_WAKE = 2, TAG_PIDFD = 3, TAG_MASK = 3 };
 
 static struct {
     pthread_t thread;
-    bool running;
+    atomic_bool running;
     int epoll, wake;
     int listeners[DDSTORE__ADDRESSES];
     size_t n_listeners;
     ddstore__server *server;
     atomic_int stop;
-    pthread_mutex_t lock; /* told */
+    pthread_mutex_t lock; /* told, parked, ended; forks is only raised under it */
     pthread_cond_t done;
+    pthread_cond_t go;
+    atomic_int forks; /* under way: the thread stands still */
+    bool parked, ended;
     atomic_ullong asked; /* rounds of telling the channels of closing runs */
     uint64_t told;       /* written under lock */
 } p = {.epoll = -1,
        .wake = -1,
        .lock = PTHREAD_MUTEX_INITIALIZER,
-       .done = PTHREAD_COND_INITIALIZER};
+       .done = PTHREAD_COND_INITIALIZER,
+       .go = PTHREAD_COND_INITIALIZER};
 
 bool ddstore__progress_wake(void)
 {
@@ -72,6 +78,20 @@ static void handle(const struct epoll_event *event)
     }
 }
 
+/* Between events, holding no lock: stands still while the process is being forked. */
+static void park(void)
+{
+    if (!atomic_load(&p.forks))
+        return;
+    pthread_mutex_lock(&p.lock);
+    p.parked = true;
+    pthread_cond_broadcast(&p.done);
+    while (atomic_load(&p.forks))
+        pthread_cond_wait(&p.go, &p.lock);
+    p.parked = false;
+    pthread_mutex_unlock(&p.lock);
+}
+
 static void *loop(void *unused)
 {
     (void)unused;
@@ -79,12 +99,20 @@ static void *loop(void *unused)
     int timeout = -1;
     while (!atomic_load(&p.stop)) {
         int n = epoll_wait(p.epoll, events, DDSTORE__COUNT(events), timeout);
-        for (int i = 0; i < n; i++)
+        for (int i = 0; i < n; i++) {
+            park();
             handle(&events[i]);
+        }
+        park();
         tell_closing();
         ddstore__sigterm_work(p.server);
         timeout = ddstore__server_sweep(p.server);
+        park();
     }
+    pthread_mutex_lock(&p.lock);
+    p.ended = true;
+    pthread_cond_broadcast(&p.done);
+    pthread_mutex_unlock(&p.lock);
     return NULL;
 }
 
@@ -127,19 +155,21 @@ static int listen_on(ddstore__address *a)
 {
     struct sockaddr_storage sa;
     socklen_t bytes = to_sockaddr(a, &sa);
-    int fd = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    ddstore__fd_begin();
+    int fd = ddstore__fd_end(
+        socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (fd < 0)
         return -1;
     if (bind(fd, (struct sockaddr *)&sa, bytes) != 0 || listen(fd, 1024) != 0 ||
         getsockname(fd, (struct sockaddr *)&sa, &bytes) != 0) {
         int saved = errno;
-        close(fd);
+        ddstore__fd_close(fd);
         errno = saved;
         return -1;
     }
     a->port = ntohs(a->family == 4 ? ((struct sockaddr_in *)(void *)&sa)->sin_port
                                    : ((struct sockaddr_in6 *)(void *)&sa)->sin6_port);
-    return ddstore__fd_own(fd);
+    return fd;
 }
 
 /* Listens on what it can; an address that fails is struck out, unless all do. */
@@ -174,7 +204,7 @@ static int start_thread(ddstore_error *err)
     if (failed)
         return ddstore__fail_errno(err, failed, "the progress thread can't be started");
     pthread_setname_np(p.thread, "ddstore");
-    p.running = true;
+    atomic_store(&p.running, true);
     return DDSTORE_OK;
 }
 
@@ -182,9 +212,14 @@ int ddstore__progress_start(const uint8_t uid[16], ddstore__address *addresses,
                             size_t n, double stall_s, ddstore_error *err)
 {
     atomic_store(&p.stop, 0);
+    pthread_mutex_lock(&p.lock);
+    p.ended = false;
+    pthread_mutex_unlock(&p.lock);
     p.n_listeners = 0;
-    p.epoll = ddstore__fd_own(epoll_create1(EPOLL_CLOEXEC));
-    p.wake = ddstore__fd_own(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    ddstore__fd_begin();
+    p.epoll = ddstore__fd_end(epoll_create1(EPOLL_CLOEXEC));
+    ddstore__fd_begin();
+    p.wake = ddstore__fd_end(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     int rc = DDSTORE_OK;
     if (p.epoll < 0 || p.wake < 0 || watch(p.wake, TAG_WAKE) != 0)
         rc = ddstore__fail_errno(err, errno,
@@ -202,11 +237,11 @@ int ddstore__progress_start(const uint8_t uid[16], ddstore__address *addresses,
 
 void ddstore__progress_stop(void)
 {
-    if (p.running) {
+    if (atomic_load(&p.running)) {
         atomic_store(&p.stop, 1);
         (void)ddstore__progress_wake();
         pthread_join(p.thread, NULL);
-        p.running = false;
+        atomic_store(&p.running, false);
     }
     ddstore__server_close(p.server);
     p.server = NULL;
@@ -218,15 +253,21 @@ void ddstore__progress_stop(void)
     p.wake = p.epoll = -1;
 }
 
-void ddstore__progress_tell_closing(void)
+static struct timespec after_ms(int ms)
 {
-    if (!p.running)
-        return;
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 200 * DDSTORE__MS;
+    until.tv_nsec += ms * DDSTORE__MS;
     until.tv_sec += until.tv_nsec / DDSTORE__S;
     until.tv_nsec %= DDSTORE__S;
+    return until;
+}
+
+void ddstore__progress_tell_closing(void)
+{
+    if (!atomic_load(&p.running))
+        return;
+    struct timespec until = after_ms(200);
     pthread_mutex_lock(&p.lock);
     uint64_t mine = atomic_fetch_add(&p.asked, 1) + 1;
     (void)ddstore__progress_wake();
@@ -235,12 +276,37 @@ void ddstore__progress_tell_closing(void)
     pthread_mutex_unlock(&p.lock);
 }
 
+void ddstore__progress_fork_prepare(void)
+{
+    struct timespec until = after_ms(PARK_MS);
+    pthread_mutex_lock(&p.lock);
+    atomic_fetch_add(&p.forks, 1);
+    if (atomic_load(&p.running)) {
+        (void)ddstore__progress_wake();
+        while (!p.parked && !p.ended &&
+               pthread_cond_timedwait(&p.done, &p.lock, &until) == 0)
+            ;
+    }
+    pthread_mutex_unlock(&p.lock);
+}
+
+void ddstore__progress_fork_parent(void)
+{
+    pthread_mutex_lock(&p.lock);
+    if (atomic_fetch_sub(&p.forks, 1) == 1)
+        pthread_cond_broadcast(&p.go);
+    pthread_mutex_unlock(&p.lock);
+}
+
 void ddstore__progress_child(void)
 {
-    p.running = false;
+    atomic_store(&p.running, false);
+    atomic_store(&p.forks, 0);
+    p.parked = p.ended = false;
     p.server = NULL;
     p.n_listeners = 0;
     p.epoll = p.wake = -1;
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.done, NULL);
+    pthread_cond_init(&p.go, NULL);
 }

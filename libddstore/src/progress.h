@@ -13,8 +13,13 @@
 int ddstore__progress_start(const uint8_t uid[16], ddstore__address *addresses,
                             size_t n, double stall_s, ddstore_error *err);
 void ddstore__progress_stop(void);
-bool ddstore__progress_wake(void);  /* async-signal-safe; false: it doesn't run */
-void ddstore__progress_child(void); /* after fork: forget */
+bool ddstore__progress_wake(void); /* async-signal-safe; false: it doesn't run */
+
+/* Around a fork. prepare returns once the thread stands between two events, where it
+ * holds no lock; the caller holds none either. */
+void ddstore__progress_fork_prepare(void);
+void ddstore__progress_fork_parent(void);
+void ddstore__progress_child(void); /* forget */
 
 /* Watches a pidfd: ddstore__peer_died(tag) when its process ends. It leaves the watch
  * by being closed. */
@@ -30,6 +35,7 @@ typedef struct ddstore__server ddstore__server;
 /* -- sigterm.c: from the progress thread, between batches of events -- */
 
 void ddstore__sigterm_work(ddstore__server *server);
+void ddstore__sigterm_child(void); /* after fork: the parent's signal is the parent's */
 
 /* -- server.c, for the progress thread only -- */
 

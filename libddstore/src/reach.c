@@ -3,8 +3,24 @@
 
 #include <stdio.h>
 
+int ddstore__check_provider(const ddstore *store, const ddstore__contact *contact,
+                            ddstore_error *err)
+{
+    const char *mine =
+        store->access.ofi ? ddstore__ofi_provider(store->access.ofi) : "";
+    const char *theirs = contact->provider;
+    if (!store->access.ofi || strcmp(mine, theirs) == 0)
+        return DDSTORE_OK;
+    return ddstore__fail(err, DDSTORE_EFABRIC,
+                         "this member uses \"%s\" and the core group \"%s\": set "
+                         "DDSTORE_FABRIC alike",
+                         mine, *theirs ? theirs : "tcp");
+}
+
 int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out)
 {
+    if (store->fork_generation != ddstore__fork_generation)
+        return DDSTORE_EFORKED; /* the lock may be held for ever */
     pthread_mutex_lock(&store->lock);
     bool known = i >= 0 && i < store->n_peers && store->peer[i];
     if (known) {

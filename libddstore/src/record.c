@@ -7,7 +7,7 @@
 #define RANKS_MAX  (1u << 20)
 #define RANK_BYTES (8 + DDSTORE__CONTACT_BYTES + DDSTORE__DESCRIPTOR_BYTES)
 
-static void add_text(ddstore__buffer *b, const char *text)
+void ddstore__add_text(ddstore__buffer *b, const char *text)
 {
     size_t n = strlen(text);
     ddstore__add16(b, (uint16_t)n);
@@ -23,9 +23,9 @@ void ddstore__record_encode(const ddstore__variable_record *r, ddstore__buffer *
     ddstore__add_bytes(b, r->secret, 16);
     ddstore__add64(b, r->disp);
     ddstore__add32(b, r->itemsize);
-    add_text(b, r->ns);
-    add_text(b, r->name);
-    add_text(b, r->dtype);
+    ddstore__add_text(b, r->ns);
+    ddstore__add_text(b, r->name);
+    ddstore__add_text(b, r->dtype);
     for (int i = 0; i < r->ranks; i++) {
         ddstore__add64(b, (uint64_t)r->rank[i].rows);
         uint8_t *contact = ddstore__extend(b, DDSTORE__CONTACT_BYTES);
@@ -39,7 +39,7 @@ void ddstore__record_encode(const ddstore__variable_record *r, ddstore__buffer *
         ddstore__add64(b, ddstore__hash64(b->data + begin, b->bytes - begin));
 }
 
-static char *take_text(ddstore__cursor *c, size_t max)
+char *ddstore__take_text(ddstore__cursor *c, size_t max)
 {
     size_t n = ddstore__take16(c);
     const uint8_t *p = n <= max ? ddstore__take(c, n) : NULL;
@@ -47,7 +47,9 @@ static char *take_text(ddstore__cursor *c, size_t max)
         c->bad = true;
         return NULL;
     }
-    return ddstore__copy_text(p, n);
+    char *text = ddstore__copy_text(p, n);
+    c->bad = !text;
+    return text;
 }
 
 static bool take_ranks(ddstore__cursor *c, ddstore__variable_record *out)
@@ -70,8 +72,7 @@ static bool take_ranks(ddstore__cursor *c, ddstore__variable_record *out)
     return true;
 }
 
-/* Every rank's segment holds just its rows. */
-static bool sizes_agree(const ddstore__variable_record *r)
+bool ddstore__record_fits(const ddstore__variable_record *r)
 {
     uint64_t row_bytes;
     if (__builtin_mul_overflow(r->disp, (uint64_t)r->itemsize, &row_bytes))
@@ -100,13 +101,14 @@ int ddstore__record_decode(const uint8_t *in, size_t bytes,
     ddstore__take_bytes(&c, out->secret, 16);
     out->disp = ddstore__take64(&c);
     out->itemsize = ddstore__take32(&c);
-    char *ns = take_text(&c, sizeof(out->ns) - 1);
+    char *ns = ddstore__take_text(&c, sizeof(out->ns) - 1);
     if (ns)
         memcpy(out->ns, ns, strlen(ns) + 1);
     free(ns);
-    out->name = take_text(&c, DDSTORE__TEXT_MAX);
-    out->dtype = take_text(&c, UINT16_MAX);
-    if (c.bad || !out->name || !out->dtype || !take_ranks(&c, out) || !sizes_agree(out))
+    out->name = ddstore__take_text(&c, DDSTORE__TEXT_MAX);
+    out->dtype = ddstore__take_text(&c, UINT16_MAX);
+    if (c.bad || !out->name || !out->dtype || !take_ranks(&c, out) ||
+        !ddstore__record_fits(out))
         return DDSTORE_EINVAL;
     return DDSTORE_OK;
 }

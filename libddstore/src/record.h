@@ -36,4 +36,12 @@ void ddstore__record_free(ddstore__variable_record *r);
     (32 + DDSTORE__CONTACT_BYTES) /* run, secret, contact                              \
                                    */
 
+/* Whether every rank's segment holds just its rows. */
+bool ddstore__record_fits(const ddstore__variable_record *r);
+
+/* A text behind its length; take: malloc'd, NULL (and c->bad) where it is longer than
+ * max, holds a NUL or there is no memory. */
+void ddstore__add_text(ddstore__buffer *b, const char *text);
+char *ddstore__take_text(ddstore__cursor *c, size_t max);
+
 #endif

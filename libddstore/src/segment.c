@@ -138,12 +138,12 @@ static int commit(const ddstore__segment *seg, const char *what, ddstore_error *
 
 static int make(ddstore__segment *seg, const char *what, ddstore_error *err)
 {
-    seg->fd =
-        (int)syscall(SYS_memfd_create, "ddstore", 3u /* MFD_CLOEXEC | ALLOW_SEALING */);
+    ddstore__fd_begin();
+    seg->fd = ddstore__fd_end((int)syscall(SYS_memfd_create, "ddstore",
+                                           3u /* MFD_CLOEXEC | ALLOW_SEALING */));
     if (seg->fd < 0)
         return ddstore__fail_errno(err, errno, "no shared memory for %s (memfd_create)",
                                    what);
-    ddstore__fd_own(seg->fd);
     if (ftruncate(seg->fd, (off_t)seg->map_bytes) != 0)
         return ddstore__fail_errno(err, errno, "shared memory of %s can't be sized",
                                    what);

@@ -11,6 +11,7 @@
 #include "server_conn.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -35,13 +36,19 @@ struct ddstore__server {
     int64_t next_log; /* of those turned away */
 };
 
+static int spare_of(int epoll)
+{
+    ddstore__fd_begin();
+    return ddstore__fd_end(fcntl(epoll, F_DUPFD_CLOEXEC, 0));
+}
+
 ddstore__server *ddstore__server_open(int epoll, const uint8_t uid[16], double stall_s)
 {
     ddstore__server *s = calloc(1, sizeof(*s));
     if (!s)
         return NULL;
     s->epoll = epoll;
-    s->spare = ddstore__fd_own(dup(epoll));
+    s->spare = spare_of(epoll);
     s->stall_ns = (int64_t)(stall_s * 1e9); /* the setting is at most 1e9 s */
     memcpy(s->uid, uid, 16);
     return s;
@@ -107,7 +114,7 @@ static void turn_away(int fd)
     ddstore__frame_encode(
         &(ddstore__frame){.type = DDSTORE__REFUSED, .status = DDSTORE__S_BUSY}, frame);
     (void)!send(fd, frame, sizeof(frame), MSG_NOSIGNAL | MSG_DONTWAIT);
-    close(fd);
+    ddstore__fd_close(fd);
 }
 
 /* Whether one more may come: the oldest that has proven nothing gives way, so that idle
@@ -139,7 +146,7 @@ static void take_in(ddstore__server *s, int fd)
         return;
     }
     tune(fd, s->stall_ns);
-    c->fd = ddstore__fd_own(fd);
+    c->fd = fd;
     c->in = in;
     c->room = FIRST_ROOM;
     c->since = ddstore__now_ns();
@@ -151,16 +158,22 @@ static void take_in(ddstore__server *s, int fd)
     s->strangers++;
 }
 
+static int take_one(int listener, int flags)
+{
+    ddstore__fd_begin();
+    return ddstore__fd_end(accept4(listener, NULL, NULL, flags));
+}
+
 /* No descriptor is left: the peer is refused at once instead of being left to wait. */
 static void accept_and_refuse(ddstore__server *s, int listener)
 {
     if (s->spare < 0) /* somebody else took it; the listener stays ready meanwhile */
         ddstore__sleep_ns(5 * DDSTORE__MS);
     ddstore__fd_close(s->spare);
-    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    int fd = take_one(listener, SOCK_CLOEXEC);
     if (fd >= 0)
         turn_away(fd);
-    s->spare = ddstore__fd_own(dup(s->epoll));
+    s->spare = spare_of(s->epoll);
     s->turned_away++;
     if (ddstore__now_ns() < s->next_log)
         return; /* they try again, and that often */
@@ -174,7 +187,7 @@ static void accept_and_refuse(ddstore__server *s, int listener)
 void ddstore__server_accept(ddstore__server *s, int listener)
 {
     for (int i = 0; i < 16; i++) {
-        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = take_one(listener, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd >= 0) {
             take_in(s, fd);
         } else if (errno == EMFILE || errno == ENFILE) {

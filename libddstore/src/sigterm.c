@@ -8,7 +8,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-static atomic_int asked;
+static atomic_int asked; /* 0, or the process that was */
 
 static void die(void)
 {
@@ -20,7 +20,7 @@ static void die(void)
 static void on_sigterm(int number)
 {
     (void)number;
-    if (atomic_exchange(&asked, 1) || !ddstore__progress_wake())
+    if (atomic_exchange(&asked, (int)getpid()) || !ddstore__progress_wake())
         die();
 }
 
@@ -32,6 +32,12 @@ void ddstore__sigterm_work(ddstore__server *server)
     ddstore__run_close_all();
     ddstore__server_tell_closing(server);
     die();
+}
+
+void ddstore__sigterm_child(void)
+{
+    if (atomic_exchange(&asked, 0) == (int)getpid())
+        die(); /* it came before the parent's wake event was closed here */
 }
 
 void ddstore_announce_sigterm(void)

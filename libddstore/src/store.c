@@ -16,6 +16,11 @@ int ddstore__store_usable(const ddstore *store, ddstore_error *err)
     return DDSTORE_OK;
 }
 
+const char *ddstore__who(const ddstore *store)
+{
+    return store->reader ? "a reader (fork_reader)" : "an extra member";
+}
+
 /* What members tell each other first. */
 #define HELLO_BYTES (32 + DDSTORE__CONTACT_BYTES + 4 + 64 + 8)
 
@@ -142,7 +147,7 @@ static bool maps(const ddstore *store, int rank)
            (store->access.map && store->peer[rank]->mappable);
 }
 
-static void log_paths(const ddstore *store)
+void ddstore__log_paths(const ddstore *store)
 {
     int local = 0, far = 0;
     for (int r = 0; r < store->size; r++) {
@@ -156,11 +161,11 @@ static void log_paths(const ddstore *store)
     }
     ddstore__log(
         DDSTORE_LOG_INFO,
-        "store %s: rank %d of %d on host %s, interface %s; %d ranks by mapping, %d "
+        "store %s: %srank %d of %d on host %s, interface %s; %d ranks by mapping, %d "
         "by %s",
-        *store->ns ? store->ns : "(unnamed)", store->rank, store->size,
-        store->engine->self.process.host, store->engine->iface, local, far,
-        ddstore__far_provider(store));
+        *store->ns ? store->ns : "(unnamed)", store->reader ? "reader for " : "",
+        store->rank, store->size, store->engine->self.process.host,
+        store->engine->iface, local, far, ddstore__far_provider(store));
 }
 
 /* This process's part: it knows the others, serves the run, and watches over waits. */
@@ -202,22 +207,21 @@ static int meet(ddstore *store, ddstore_error *err)
     }
     ddstore__gathered_free(&g);
     if (!rc)
-        log_paths(store);
+        ddstore__log_paths(store);
     return rc;
 }
 
-enum kind { CORE, EXTRA, OVER_MPI };
-
-static int check_options(const ddstore_options *o, enum kind kind, ddstore_error *err)
+static int check_options(const ddstore_options *o, enum ddstore__kind kind,
+                         ddstore_error *err)
 {
     if (!o || o->struct_bytes != sizeof(*o))
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "the options are of another version of this library");
-    if (kind == OVER_MPI ? o->method != 0 : o->method != 1 && o->method != 2)
+    if (kind == DDSTORE__OVER_MPI ? o->method != 0 : o->method != 1 && o->method != 2)
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "method is %d: give 1 or 2 (0 needs an MPI communicator)",
                              o->method);
-    if (kind == EXTRA && o->method != 2)
+    if (kind == DDSTORE__EXTRA && o->method != 2)
         return ddstore__fail(err, DDSTORE_EINVAL, "an extra member needs method 2");
     if (o->n_core < 0)
         return ddstore__fail(err, DDSTORE_EINVAL, "n_core is %d: give 0 or more",
@@ -225,9 +229,8 @@ static int check_options(const ddstore_options *o, enum kind kind, ddstore_error
     return DDSTORE_OK;
 }
 
-/* All that needs no other member. */
-static int begin(const ddstore_options *o, enum kind kind, ddstore **out,
-                 ddstore_error *err)
+int ddstore__store_begin(const ddstore_options *o, enum ddstore__kind kind,
+                         ddstore **out, ddstore_error *err)
 {
     int rc = check_options(o, kind, err);
     if (rc)
@@ -242,16 +245,19 @@ static int begin(const ddstore_options *o, enum kind kind, ddstore **out,
     store->method = o->method;
     store->n_core = o->n_core;
     store->rank = -1;
+    store->core = kind == DDSTORE__CORE || kind == DDSTORE__OVER_MPI;
+    store->reader = kind == DDSTORE__READER;
     snprintf(store->ns, sizeof(store->ns), "%s", o->exchange_ns ? o->exchange_ns : "");
     *out = store;
     rc = ddstore__settings_load(&store->settings, o->settings, o->n_settings, err);
     if (!rc)
-        rc = ddstore__engine_acquire(&store->settings, kind != OVER_MPI, &store->engine,
-                                     err);
+        rc = ddstore__engine_acquire(&store->settings, kind != DDSTORE__OVER_MPI,
+                                     &store->engine, err);
     if (rc)
         return rc;
     const ddstore__settings *s = &store->settings;
-    bool ofi = kind != OVER_MPI && strcmp(s->fabric, "tcp") && strcmp(s->fabric, "hsn");
+    bool ofi = kind != DDSTORE__OVER_MPI && strcmp(s->fabric, "tcp") &&
+               strcmp(s->fabric, "hsn");
     store->access = (ddstore__access){
         .patience = {(int64_t)(s->read_timeout_s * 1e9), &store->closed},
         .ofi = ofi ? store->engine->ofi : NULL,
@@ -307,7 +313,7 @@ int ddstore_open(ddstore_comm *comm, const ddstore_options *options, ddstore **o
 {
     ddstore *store = NULL;
     ddstore_error mine;
-    int rc = begin(options, CORE, &store, &mine);
+    int rc = ddstore__store_begin(options, DDSTORE__CORE, &store, &mine);
     if (!rc && options->method == 2)
         rc = open_dir(store, options, true, &mine);
     return open_over(store, comm, rc, &mine, out, err);
@@ -330,7 +336,7 @@ int ddstore_open_mpi_calls(const ddstore_mpi_calls *calls,
     if (!calls || calls->struct_bytes != sizeof(*calls))
         return ddstore__fail(err, DDSTORE_EINVAL,
                              "libddstore_mpi is of another version than libddstore");
-    int rc = begin(options, OVER_MPI, &store, &mine);
+    int rc = ddstore__store_begin(options, DDSTORE__OVER_MPI, &store, &mine);
     ddstore_comm_callbacks meeting = calls->comm;
     if (store && meeting.timeout_s == 0)
         meeting.timeout_s = store->settings.handshake_timeout_s;
@@ -375,7 +381,7 @@ int ddstore_open_file(const ddstore_comm_file *how, const ddstore_options *optio
     ddstore_comm *comm = NULL;
     ddstore_error mine;
     uint8_t contact[DDSTORE__CLAIM_CONTACT];
-    int rc = begin(options, CORE, &store, &mine);
+    int rc = ddstore__store_begin(options, DDSTORE__CORE, &store, &mine);
     if (!rc && options->method == 2)
         rc = open_dir(store, options, true, &mine);
     ddstore__contact_probe probe = {contact, rc ? 0 : sizeof(contact), claim_alive};
@@ -401,7 +407,7 @@ int ddstore_open_extra(const ddstore_options *options, ddstore **out,
                        ddstore_error *err)
 {
     ddstore *store = NULL;
-    int rc = begin(options, EXTRA, &store, err);
+    int rc = ddstore__store_begin(options, DDSTORE__EXTRA, &store, err);
     if (!rc) {
         rc = open_dir(store, options, false, err);
         if (rc == DDSTORE_EKEY) { /* it may come: join() opens it */

@@ -29,7 +29,7 @@ struct ddstore_var {
     ddstore__layout layout;
     ddstore__access access;    /* how its segments are read */
     ddstore__attachment *part; /* ranks of them */
-    ddstore__segment *own;     /* this rank's shard; NULL: an extra member */
+    ddstore__segment *own;     /* this rank's shard; NULL: an extra member, a reader */
     void *window;              /* method 0: of all shards; NULL: none is needed */
     uint64_t number;           /* in order of creation: the same on all ranks */
     ddstore__counters counters;
@@ -51,8 +51,9 @@ typedef struct ddstore__roll {
 struct ddstore {
     ddstore__settings settings;
     ddstore__engine *engine;
-    ddstore_comm *comm; /* NULL: an extra member */
-    ddstore__run *run;  /* NULL: an extra member */
+    ddstore_comm *comm; /* NULL: an extra member, a reader, or freed */
+    ddstore__run *run;  /* the same */
+    bool core, reader;  /* neither: an extra member */
     ddstore__dir *dir;  /* method 2 */
     ddstore__access access;
     ddstore_mpi_calls mpi; /* method 0 */
@@ -67,13 +68,30 @@ struct ddstore {
     atomic_flag in_collective; /* one thread is */
     ddstore__peer **peer; /* of the core ranks; extras: of the last record joined */
     int n_peers;          /* under lock for extras */
-    ddstore__ticket core_ticket; /* extras: of the last run joined */
+    ddstore__ticket core_ticket; /* extras: of the last run joined; readers */
     char *extra_dir;             /* extras: the directory, which may not be there yet */
     _Atomic(ddstore_var *) vars;
     pthread_mutex_t lock; /* the list of variables, peers of extras, teardown */
     ddstore__registry registry;
     pthread_mutex_t attach_lock; /* settling of attachments */
 };
+
+/* All of opening that needs no other member; *out is then closed with ddstore_close,
+ * also after failure. */
+enum ddstore__kind {
+    DDSTORE__CORE,
+    DDSTORE__EXTRA,
+    DDSTORE__OVER_MPI,
+    DDSTORE__READER
+};
+int ddstore__store_begin(const ddstore_options *o, enum ddstore__kind kind,
+                         ddstore **out, ddstore_error *err);
+
+/* Tells by log lines how each core rank is read, and why. */
+void ddstore__log_paths(const ddstore *store);
+
+/* "an extra member", "a reader (fork_reader)": who can't do what the core can. */
+const char *ddstore__who(const ddstore *store);
 
 /* 0, or why the store can't be used: freed, or inherited by a forked child. */
 int ddstore__store_usable(const ddstore *store, ddstore_error *err);
@@ -104,6 +122,10 @@ ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int
                                            ddstore_error *err);
 /* rc. After a time-out the store is freed where the others might wait for it. */
 int ddstore__collective_leave(ddstore *store, ddstore__reader *reader, int rc);
+
+/* DDSTORE_EFABRIC: that rank uses another provider of libfabric than this process. */
+int ddstore__check_provider(const ddstore *store, const ddstore__contact *contact,
+                            ddstore_error *err);
 
 /* DDSTORE_EFABRIC: that rank can't be reached from here, whatever is tried. */
 int ddstore__check_reach(const ddstore *store, const ddstore__contact *contact,

@@ -172,7 +172,8 @@ static int check_update(const ddstore_var *var, int64_t rows, int64_t row_offset
 {
     if (!var->own)
         return ddstore__fail(err, DDSTORE_EINVAL,
-                             "an extra member has no rows of its own");
+                             "%s has no rows of its own: it is read-only",
+                             ddstore__who(var->store));
     int rank = var->store->rank;
     int64_t have = var->layout.start[rank + 1] - var->layout.start[rank];
     if (rows < 0 || row_offset < 0 || rows > have || row_offset > have - rows)

@@ -207,4 +207,54 @@ static inline bool all_rows_are(ddstore_var *var, const core_spec *s, uint8_t se
     return good;
 }
 
+/* -- forked children -- */
+
+/* Runs fn in a forked child, whose checks must all hold. */
+static inline void in_child(void (*fn)(ddstore *, ddstore_var *), ddstore *store,
+                            ddstore_var *var)
+{
+    int status;
+    fflush(NULL);
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        in_member = true;
+        alarm(60);
+        fn(store, var);
+        _exit(0);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid);
+    CHECK(status == 0);
+}
+
+/* The parent's sockets, memory, pidfds and events were closed, or never came here. */
+static inline void check_nothing_is_inherited(void)
+{
+    for (int fd = 3; fd < 1000; fd++) {
+        char path[64], what[200];
+        struct sockaddr_storage at = {0};
+        socklen_t bytes = sizeof(at);
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(path, what, sizeof(what) - 1);
+        what[n > 0 ? n : 0] = '\0';
+        CHECK(!strstr(what, "memfd:ddstore") && !strstr(what, "eventpoll") &&
+              !strstr(what, "eventfd") && !strstr(what, "pidfd"));
+        if (n > 0 && getsockname(fd, (struct sockaddr *)&at, &bytes) == 0)
+            CHECK(at.ss_family != AF_INET && at.ss_family != AF_INET6);
+    }
+}
+
+/* A reader of what a store has, opened here. */
+static inline ddstore *reader_open(const ddstore *store,
+                                   const ddstore_setting *settings, size_t n)
+{
+    void *data;
+    size_t bytes;
+    ddstore *reader = NULL;
+    CHECK(ddstore_describe(store, &data, &bytes, &fault) == 0);
+    CHECK(ddstore_open_reader(data, bytes, settings, n, &reader, &fault) == 0);
+    ddstore_release(data);
+    return reader;
+}
+
 #endif

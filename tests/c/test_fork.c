@@ -4,24 +4,6 @@
 static const core_spec two = {
     .size = 2, .rows = {30, 40}, .disp = 100, .itemsize = 1, .seed = SEED};
 
-/* Runs fn in a forked child, whose checks must all hold. */
-static void in_child(void (*fn)(ddstore *, ddstore_var *), ddstore *store,
-                     ddstore_var *var)
-{
-    int status;
-    fflush(NULL);
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        in_member = true;
-        alarm(60);
-        fn(store, var);
-        _exit(0);
-    }
-    CHECK(waitpid(pid, &status, 0) == pid);
-    CHECK(status == 0);
-}
-
 static void use_all(ddstore *store, ddstore_var *var)
 {
     uint8_t got[100];
@@ -113,14 +95,7 @@ static inline void a_child_may_open_its_own(void **state)
 static void nothing_is_inherited(ddstore *store, ddstore_var *var)
 {
     (void)store, (void)var;
-    for (int fd = 3; fd < 200; fd++) {
-        char path[64], what[200];
-        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-        ssize_t n = readlink(path, what, sizeof(what) - 1);
-        what[n > 0 ? n : 0] = '\0';
-        CHECK(!strstr(what, "memfd:ddstore") && !strstr(what, "eventpoll") &&
-              !strstr(what, "eventfd") && !strstr(what, "pidfd"));
-    }
+    check_nothing_is_inherited();
 }
 
 static void a_child_holds_none_of_its_descriptors(void **state)

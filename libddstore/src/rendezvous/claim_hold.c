@@ -117,7 +117,7 @@ static int raise_counter(ddstore__hold *hold)
             (ssize_t)sizeof(live))
             rc = DDSTORE_ESYS;
     }
-    ddstore__fd_close(fd);
+    ddstore__fd_close_file(fd);
     return rc;
 }
 

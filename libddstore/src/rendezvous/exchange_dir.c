@@ -141,7 +141,7 @@ int ddstore__dir_open(const char *path, bool create, ddstore__dir **out,
         rc = check_writable(path, err);
     ddstore__dir *dir = rc ? NULL : new_dir(path, NULL);
     if (!dir) {
-        ddstore__fd_close(fd);
+        ddstore__fd_close_file(fd);
         return rc ? rc
                   : ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a directory");
     }
@@ -162,7 +162,7 @@ void ddstore__dir_close(ddstore__dir *dir)
 {
     if (!dir)
         return;
-    ddstore__fd_close(dir->fd);
+    ddstore__fd_close_file(dir->fd);
     free(dir->path);
     free(dir->name);
     free(dir);
@@ -188,7 +188,7 @@ int ddstore__dir_enter(ddstore__dir *dir, bool create, ddstore_error *err)
         if (fd >= 0) {
             int rc = check_dir(fd, dir->path, true, err);
             if (rc)
-                ddstore__fd_close(fd);
+                ddstore__fd_close_file(fd);
             return rc ? rc : fd;
         }
         if (errno != ENOENT && errno != ESTALE)
@@ -206,7 +206,7 @@ int ddstore__dir_enter(ddstore__dir *dir, bool create, ddstore_error *err)
 void ddstore__dir_leave(ddstore__dir *dir, int fd)
 {
     if (dir->parent)
-        ddstore__fd_close(fd);
+        ddstore__fd_close_file(fd);
 }
 
 void ddstore__dir_remove_self(ddstore__dir *dir)
@@ -224,5 +224,5 @@ void ddstore__dir_refresh(ddstore__dir *dir)
     int fd = ddstore__fd_own(openat(at, dir->parent ? dir->name : ".", DIR_FLAGS));
     if (fd >= 0)
         (void)!fstat(fd, &st);
-    ddstore__fd_close(fd);
+    ddstore__fd_close_file(fd);
 }

@@ -54,7 +54,7 @@ static int write_temp(int at, char temp[64], const struct iovec *parts, int n)
     if (fd < 0)
         return errno;
     int errnum = write_all(fd, parts, n);
-    ddstore__fd_close(fd);
+    ddstore__fd_close_file(fd);
     if (errnum)
         (void)!unlinkat(at, temp, 0);
     return errnum;
@@ -106,7 +106,7 @@ static int create_exclusive(int at, const char *name, const struct iovec *part)
     if (fd < 0)
         return errno;
     int errnum = write_all(fd, part, 1);
-    ddstore__fd_close(fd);
+    ddstore__fd_close_file(fd);
     if (errnum)
         (void)!unlinkat(at, name, 0);
     return errnum;
@@ -201,7 +201,7 @@ static int open_checked(ddstore__dir *dir, int at, const char *name, int flags,
         rc = check_file(dir, name, st, err);
     if (!rc)
         return fd;
-    ddstore__fd_close(fd);
+    ddstore__fd_close_file(fd);
     return rc;
 }
 
@@ -253,7 +253,7 @@ int ddstore__dir_read_id(ddstore__dir *dir, const char *name, size_t max, void *
                           dir->path, name, (long long)st.st_size, max);
     else
         rc = read_all(dir, name, fd, (size_t)st.st_size, data, bytes, err);
-    ddstore__fd_close(fd);
+    ddstore__fd_close_file(fd);
     if (!rc && id)
         note_id(&st, id);
     return rc;
@@ -337,7 +337,7 @@ int ddstore__dir_scan(ddstore__dir *dir, ddstore__dir_visit *visit, void *arg,
     if (fd < 0)
         return ddstore__dir_fail(dir, NULL, "list", errno, err);
     int rc = visit_all(dir, fd, visit, arg, err);
-    ddstore__fd_close(fd);
+    ddstore__fd_close_file(fd);
     return rc;
 }
 

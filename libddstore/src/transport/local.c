@@ -48,6 +48,8 @@ void ddstore__attach(ddstore__attachment *a, const ddstore__access *access)
         settle(a, NULL);
         return;
     }
+    /* A child's copy of the mapping would keep the owner's memory after its end. */
+    (void)madvise(a->map, bytes, MADV_DONTFORK);
     if (bytes <= POPULATE_MAX)
         (void)madvise(a->map, bytes, MADV_POPULATE_READ);
     settle(a, a->map);
