@@ -65,6 +65,7 @@ cdef class Comm:
     cdef c.ddstore_comm *ptr
     cdef readonly int rank, size
     cdef object _lock
+    cdef unsigned _generation
     cdef object __weakref__
 
     def __cinit__(self, str dir, int rank, int size, str ns not None,
@@ -77,6 +78,7 @@ cdef class Comm:
         if b"\0" in d or b"\0" in n:
             raise ValueError("dir and ns must not hold NUL")
         self.rank, self.size = rank, size
+        self._generation = ddstore__fork_generation
         self._lock = threading.Lock()
         _start_log_thread()
         if dir is None:
@@ -109,13 +111,20 @@ cdef class Comm:
             raise StoreClosedError("the FileComm was closed")
         return self.ptr
 
+    cdef int check_own(self) except -1:
+        """Before the lock is taken, which a thread of the parent may have held."""
+        if self._generation != ddstore__fork_generation:
+            raise inherited_error("this FileComm belongs to the parent process: open "
+                                  "another one in the forked child")
+        return 0
+
     def __reduce__(self):
         raise TypeError("a FileComm can't be sent to another process: open one there")
 
     def close(self):
         """Ends waits of other threads and leaves the group. Local; twice does nothing."""
         cdef c.ddstore_comm *ptr = self.ptr
-        if ptr == NULL:
+        if ptr == NULL or self._generation != ddstore__fork_generation:
             return
         with nogil:
             c.ddstore_comm_wake(ptr)
@@ -132,6 +141,7 @@ cdef class Comm:
         cdef void *all = NULL
         cdef c.ddstore_comm *ptr
         cdef int rc
+        self.check_own()
         cdef uint64_t *offsets = <uint64_t *>malloc((self.size + 1) * sizeof(uint64_t))
         if offsets == NULL:
             raise MemoryError()
@@ -153,6 +163,7 @@ cdef class Comm:
         cdef c.ddstore_error err
         cdef c.ddstore_comm *ptr
         cdef int rc
+        self.check_own()
         with self._lock:
             ptr = self.open_ptr()
             with nogil:

@@ -54,6 +54,12 @@ cdef int fail(const c.ddstore_error *err) except -1:
     raise exc
 
 
+cdef inherited_error(str text):
+    exc = DDStoreError(text)
+    exc.code = c.DDSTORE_EFORKED
+    return exc
+
+
 cdef tuple code_and_text(exc):
     """How the other members learn of an exception raised here."""
     text = f"{exc}" or type(exc).__name__

@@ -7,6 +7,9 @@ cdef class Handle:
     cdef dict _registered
     cdef bint _freed
     cdef bint _profile
+    cdef bint _reader
+    cdef unsigned _generation
+    cdef readonly object _nic_map
     cdef readonly int method
     cdef readonly int rank
     cdef object _meeting  # what the C library calls back
@@ -15,6 +18,7 @@ cdef class Handle:
     def __cinit__(self, *args, **kwargs):
         self._registered = {}
         self._freed = False
+        self._generation = ddstore__fork_generation
         self.rank = -1
 
     def __dealloc__(self):
@@ -50,10 +54,7 @@ cdef class Handle:
         if nic_map is not None:
             given[0].name, given[0].value = b"DDSTORE_NIC_MAP", m
             options.settings, options.n_settings = given, 1
-        self.method = method
-        set_log_level()
-        _start_log_thread()
-        self._profile = setting("DDSTORE_PROFILE") == "1"
+        self.begin(method, nic_map)
         if not extra:
             self.rank = rank
         if meeting is not None:
@@ -67,6 +68,50 @@ cdef class Handle:
         if not extra:
             c.ddstore_announce_sigterm()
         raise_pending()
+
+    cdef int begin(self, int method, nic_map) except -1:
+        self.method = method
+        self._nic_map = nic_map
+        self._generation = ddstore__fork_generation
+        set_log_level()
+        _start_log_thread()
+        self._profile = setting("DDSTORE_PROFILE") == "1"
+        return 0
+
+    def _describe(self):
+        """What a reader needs, as bytes; also of a store that a forked child inherited."""
+        cdef c.ddstore_error err
+        cdef void *data = NULL
+        cdef size_t n = 0
+        cdef int rc
+        if self._freed or self.ptr == NULL:
+            raise StoreClosedError("the store was freed")
+        with nogil:
+            rc = c.ddstore_describe(self.ptr, &data, &n, &err)
+        if rc:
+            fail(&err)
+        try:
+            return (<char *>data)[:n]
+        finally:
+            c.ddstore_release(data)
+
+    def _open_reader(self, bytes record, int method, str nic_map):
+        """Opens a reader of what _describe() told."""
+        cdef c.ddstore_setting given[1]
+        cdef c.ddstore_error err
+        cdef bytes m = b"" if nic_map is None else nic_map.encode()
+        cdef const char *data = PyBytes_AS_STRING(record)
+        cdef size_t n = len(record), n_given = nic_map is not None
+        cdef int rc
+        self._check_new()
+        given[0].name, given[0].value = b"DDSTORE_NIC_MAP", m
+        self.begin(method, nic_map)
+        with nogil:
+            rc = c.ddstore_open_reader(data, n, given, n_given, &self.ptr, &err)
+        if rc:
+            fail(&err)
+        self._reader = True
+        self.rank = c.ddstore_rank(self.ptr)
 
     cdef int open_files(self, c.ddstore_options *options, bint extra, bytes dir, bytes ns,
                         size) except -1:
@@ -135,12 +180,22 @@ cdef class Handle:
     cdef int check_open(self) except -1:
         if self._freed or self.ptr == NULL:
             raise StoreClosedError("the store was freed")
+        if self._generation != ddstore__fork_generation:
+            raise inherited_error(
+                "this store belongs to the parent process: in a forked child use "
+                "fork_reader(), or open a store of its own")
         return 0
+
+    def _inherited(self):
+        return self._generation != ddstore__fork_generation
 
     def free(self):
         """Releases the store's memory, connections and registered buffers. Local: waits
-        for nobody but this process's own running reads. Twice does nothing."""
+        for nobody but this process's own running reads. Twice does nothing, nor does it
+        in a forked child with the parent's store."""
         cdef c.ddstore_t *ptr = self.ptr
+        if self._generation != ddstore__fork_generation:
+            return
         if self._freed or ptr == NULL:
             self._freed = True
             return

@@ -10,19 +10,22 @@ cdef extern from *:  # not of the public header
     """
     struct ddstore_var;
     void ddstore__get_soon(struct ddstore_var *var, int64_t start);
+    extern unsigned ddstore__fork_generation;
     """
     void ddstore__get_soon(c.ddstore_var *var, int64_t start) noexcept nogil
+    unsigned ddstore__fork_generation
 
 cdef unsigned long main_thread = threading.main_thread().ident
 cdef object pending = None  # what a signal's handler raised in the main thread
 
 
-def _note_main_thread():
-    global main_thread
+def _begin_child():
+    global main_thread, pending
     main_thread = PyThread_get_thread_ident()
+    pending = None  # it is raised in the parent
 
 
-os.register_at_fork(after_in_child=_note_main_thread)
+os.register_at_fork(after_in_child=_begin_child)
 
 
 cdef int interrupted(void *arg) noexcept nogil:

@@ -71,8 +71,8 @@ cdef class Store(Handle):
 
     cdef _Variable find(self, name):
         cdef object v
-        if self._freed:
-            raise StoreClosedError("the store was freed")
+        if self._freed or self._generation != ddstore__fork_generation:
+            self.check_open()
         v = self._vars.get(name)
         if v is None:
             known = ", ".join(sorted(self._vars)) or "none"
@@ -150,9 +150,26 @@ cdef class Store(Handle):
         self.enter(name, &shard, None)
 
     cdef int check_core(self, str what) except -1:
+        if self._reader:
+            raise ValueError(f"a reader (fork_reader) reads variables; {what}() is for the core")
         if self.rank < 0:
             raise ValueError(f"an extra member reads variables; {what}() is for the core")
         return 0
+
+    def _open_reader(self, bytes record, int method, str nic_map):
+        """A store that reads the variables of another one, of which this is the record."""
+        cdef c.ddstore_var_info info
+        cdef c.ddstore_var *var
+        cdef size_t i = 0
+        Handle._open_reader(self, record, method, nic_map)
+        var = c.ddstore_var_at(self.ptr, i)
+        while var != NULL:
+            c.ddstore_info(var, &info)
+            name = info.name.decode()
+            self._vars[name] = make_variable(var, name, None)
+            i += 1
+            var = c.ddstore_var_at(self.ptr, i)
+        raise_pending()
 
     def join(self, name):
         """Extra member: waits up to DDSTORE_HANDSHAKE_TIMEOUT_S until a living core group

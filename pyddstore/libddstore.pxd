@@ -110,9 +110,15 @@ cdef extern from "ddstore.h" nogil:
                           ddstore_t **out, ddstore_error *err)
     int ddstore_open_extra(const ddstore_options *options, ddstore_t **out,
                            ddstore_error *err)
+    int ddstore_describe(const ddstore_t *store, void **data, size_t *nbytes,
+                         ddstore_error *err)
+    int ddstore_open_reader(const void *data, size_t nbytes,
+                            const ddstore_setting *settings, size_t n_settings,
+                            ddstore_t **out, ddstore_error *err)
     void ddstore_free(ddstore_t *store)
     void ddstore_close(ddstore_t *store)
     void ddstore_announce_sigterm()
+    int ddstore_rank(const ddstore_t *store)
     int ddstore_size(const ddstore_t *store)
 
     ctypedef struct ddstore_shard:
@@ -128,6 +134,8 @@ cdef extern from "ddstore.h" nogil:
                            ddstore_error *err)
     int ddstore_join(ddstore_t *store, const char *name, ddstore_var **out,
                      ddstore_error *err)
+
+    ddstore_var *ddstore_var_at(ddstore_t *store, size_t i)
 
     ctypedef struct ddstore_var_info:
         const char *name

@@ -6,6 +6,7 @@ import itertools
 import logging
 import operator
 import weakref
+from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
@@ -34,7 +35,8 @@ class PyDDStore(_core.Store):
 
     Opening a core store is collective; extra members wait for nobody. A core rank
     serves its rows from a thread of the library, whatever its Python does. Stores are
-    context managers. Reads come from any thread.
+    context managers. Reads come from any thread. In a forked child the parent's store is
+    of no use but for fork_reader(); pickled, a store becomes a reader too.
     """
 
     _held: Any = None  # of MPI
@@ -139,8 +141,11 @@ class PyDDStore(_core.Store):
     def free(self) -> None:
         """Releases the store's memory, connections and registered buffers. On methods 1
         and 2 local: waits for nobody but this process's own running reads. On method 0
-        collective: waits for every rank, so that none still reads. Twice does nothing.
+        collective: waits for every rank, so that none still reads. Twice does nothing,
+        nor does it in a forked child with the parent's store.
         """
+        if self._inherited():
+            return
         held, self._held = self._held, None
         together = False
         try:
@@ -192,6 +197,29 @@ class PyDDStore(_core.Store):
             raise ValueError("rank without size: give both")
         return size
 
+    def fork_reader(self) -> PyDDStore:
+        """A reader: a read-only store of the same variables, with memory mappings and
+        connections of its own, which waits for nobody and is freed on its own. Methods 1
+        and 2.
+
+        In a forked process (a DataLoader worker) call it on the parent's store, of which
+        nothing else can be used there. In the same process: one reader a thread. It has
+        the variables that this store has now; for later ones make another. add(), init(),
+        update(), view() and join() raise ValueError, and its reads the errors of this
+        store's, when the core closes or is lost. rank and size are this store's. A
+        store, and a reader, can also be pickled: the other process gets a reader.
+
+        Any thread. Raises RuntimeError with method 0; StoreClosedError if the store was
+        freed; FabricError in a process forked by one that uses cxi and had not set
+        DDSTORE_FORK_WORKERS=1 before it opened its store.
+        """
+        return _open_reader(self._describe(), self.method, self._nic_map)
+
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., PyDDStore], tuple[bytes, int, str | None]]:
+        return _open_reader, (self._describe(), self.method, self._nic_map)
+
     @classmethod
     def from_env(
         cls,
@@ -220,4 +248,13 @@ class PyDDStore(_core.Store):
             variables = ", ".join(self.names()) or "none"
         except _core.StoreClosedError:
             variables = "freed"
+        except _core.DDStoreError:
+            variables = "of the parent process"
         return f"<PyDDStore method {self.method}, {who}, variables: {variables}>"
+
+
+def _open_reader(record: bytes, method: int, nic_map: str | None) -> PyDDStore:
+    """What pickle calls in the other process."""
+    store = PyDDStore.__new__(PyDDStore)
+    store._open_reader(record, method, nic_map)
+    return store

@@ -123,10 +123,12 @@ int ddstore__fd_end(int fd);
 /* Of a file or directory, whose closing may wait for a server. Ignores -1. */
 void ddstore__fd_close_file(int fd);
 
-/* Around a fork, in the parent. false: not waited for any longer. */
+void ddstore__fd_close_all_in_child(void);
+
+/* Around a fork. false: not waited for any longer. The child closes all. */
 bool ddstore__fd_fork_prepare(void);
 void ddstore__fd_fork_parent(bool prepared);
-void ddstore__fd_close_all_in_child(void);
+void ddstore__fd_fork_child(bool prepared);
 
 /* -- little-endian words, any alignment -- */
 

@@ -59,7 +59,7 @@ static void in_parent(void)
  * is seen; everything else is forgotten, nothing is freed or called. */
 static void in_child(void)
 {
-    ddstore__fd_close_all_in_child();
+    ddstore__fd_fork_child(fds_stand_still);
     ddstore__log_child();
     ddstore__clock_child();
     if (engine && engine->ofi)

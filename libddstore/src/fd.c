@@ -55,8 +55,7 @@ bool ddstore__fd_fork_prepare(void)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec +=
-        1; /* a fork in a signal's handler may have interrupted its holder */
+    until.tv_sec += 1; /* its holder may be what a signal's handler has interrupted */
     return pthread_mutex_timedlock(&lock, &until) == 0;
 }
 
@@ -66,9 +65,17 @@ void ddstore__fd_fork_parent(bool prepared)
         pthread_mutex_unlock(&lock);
 }
 
+void ddstore__fd_fork_child(bool prepared)
+{
+    if (prepared) /* by this thread */
+        pthread_mutex_unlock(&lock);
+    else
+        pthread_mutex_init(&lock, NULL);
+    ddstore__fd_close_all_in_child();
+}
+
 void ddstore__fd_close_all_in_child(void)
 {
-    pthread_mutex_init(&lock, NULL);
     for (unsigned i = 0; i < TRACKED / 64; i++) {
         unsigned long long bits = atomic_exchange(&owned[i], 0);
         for (; bits; bits &= bits - 1)

@@ -1,6 +1,8 @@
 /* Forked children: what they inherit is refused and harms nobody. */
 #include "core.h"
 
+#include <sys/syscall.h>
+
 static const core_spec two = {
     .size = 2, .rows = {30, 40}, .disp = 100, .itemsize = 1, .seed = SEED};
 
@@ -115,7 +117,91 @@ static void a_child_holds_none_of_its_descriptors(void **state)
     group_end(&g);
 }
 
+/* -- the library's own thread, during a fork -- */
+
+static atomic_int stood, moved; /* forks at which it stood still, or did not */
+
+static bool waits_in_park(const char *task)
+{
+    char path[300], text[200] = "";
+    snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (n <= 0 || strcmp(text, "ddstore\n") != 0)
+        return true; /* not that thread */
+    snprintf(path, sizeof(path), "/proc/self/task/%s/syscall", task);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    n = fd < 0 ? 0 : read(fd, text, sizeof(text) - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = '\0';
+    return n <= 0 || strtol(text, NULL, 10) == SYS_futex; /* 0: can't be seen here */
+}
+
+static bool all_wait(void)
+{
+    bool all = true;
+    DIR *d = opendir("/proc/self/task");
+    CHECK(d);
+    for (struct dirent *e; (e = readdir(d));)
+        all = all && (*e->d_name == '.' || waits_in_park(e->d_name));
+    closedir(d);
+    return all;
+}
+
+/* Registered before the library's own handlers, so it runs behind them. The thread may
+ * be on its way into the wait still. */
+static void look_at_thread(void)
+{
+    int looks = 0;
+    for (int i = 0; looks < 5 && i < 200; i++) {
+        looks = all_wait() ? looks + 1 : 0;
+        if (!looks)
+            sleep_ms(1);
+    }
+    atomic_fetch_add(looks == 5 ? &stood : &moved, 1);
+}
+
+static void exit_at_once(ddstore *store, ddstore_var *var)
+{
+    (void)store, (void)var;
+}
+
 static atomic_int over;
+static void *read_on(void *arg);
+
+static void the_librarys_thread_stands_still(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    core_spec own = {.size = 1, .rows = {70}, .disp = 100, .itemsize = 1, .ns = "u"};
+    core c = {.spec = &own};
+    core_open(&c);
+    core_add(&c, "v", SEED);
+    atomic_store(&over, 0);
+    pthread_create(&thread, NULL, read_on, c.var); /* of itself, over TCP */
+    atomic_store(&stood, 0);
+    atomic_store(&moved, 0);
+    for (int i = 0; i < 200; i++)
+        in_child(exit_at_once, c.store, c.var);
+    atomic_store(&over, 1);
+    pthread_join(thread, NULL);
+    CHECK(atomic_load(&stood) == 200 && atomic_load(&moved) == 0);
+    CHECK(all_rows_are(c.var, &own, SEED)); /* it goes on */
+    ddstore_close(c.store);
+}
+
+static void *read_on(void *arg)
+{
+    while (!atomic_load(&over)) {
+        ddstore *store = extra_open(by_tcp, 1);
+        (void)extra_join(store, "v");
+        CHECK(ddstore_core_alive(store, &(int){0}, &fault) == 0);
+        ddstore_close(store);
+    }
+    (void)arg;
+    return NULL;
+}
 
 static void drop_line(void *arg, int level, const char *message)
 {
@@ -177,6 +263,8 @@ int main(void)
 #endif
         TEST(a_child_holds_none_of_its_descriptors),
         TEST(forked_at_any_moment),
+        TEST(the_librarys_thread_stands_still),
     };
+    (void)pthread_atfork(look_at_thread, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,11 @@
 #else
 #define FOLLOWED true
 #endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define ALLOCATES false /* another thread may hold the sanitizer's lock for ever */
+#else
+#define ALLOCATES true
+#endif
 
 static const core_spec two = {
     .size = 2, .rows = {30, 40}, .disp = 100, .itemsize = 1, .seed = SEED};
@@ -150,7 +155,9 @@ static void an_extra_of_two_groups(void **state)
     other.ns = "u";
     other.name = "w";
     other.seed = SEED + 2;
-    group g = group_start(&two), h = group_start(&other);
+    group g = group_fork(&two), again = group_fork(&two), h = group_fork(&other);
+    group_go(&g);
+    group_go(&h);
     ddstore *store = extra_open(NULL, 0);
     ddstore *none = reader_open(store, NULL, 0);
     CHECK(!ddstore_var_at(none, 0) && ddstore_size(none) == 0);
@@ -159,7 +166,7 @@ static void an_extra_of_two_groups(void **state)
     (void)extra_join(store, "v");
     (void)extra_join(store, "w");
     group_end(&g);
-    g = group_start(&two); /* another run */
+    group_go(&again); /* another run */
     (void)extra_join(store, "v");
     ddstore *reader = reader_open(store, NULL, 0);
     CHECK(all_rows_are(var_of(reader, "v"), &two, SEED));
@@ -168,7 +175,7 @@ static void an_extra_of_two_groups(void **state)
     ddstore_close(store);
     CHECK(all_rows_are(var_of(reader, "v"), &two, SEED));
     ddstore_close(reader);
-    group_end(&g);
+    group_end(&again);
     group_end(&h);
 }
 
@@ -501,6 +508,8 @@ static void look_in_child(ddstore *store, ddstore_var *var)
     size_t bytes;
     check_nothing_is_inherited();
     CHECK_FAILS(ddstore_get(var, 0, 1, got, &fault), DDSTORE_EFORKED, "fork_reader");
+    if (!ALLOCATES)
+        return;
     CHECK(ddstore_describe(store, &data, &bytes, &fault) == 0);
     ddstore_release(data);
 }
@@ -525,7 +534,7 @@ static void forked_beside(void *(*fn)(void *), int threads, int forks)
         for (int i = 0; i < threads; i++)
             pthread_create(&thread[i], NULL, fn, var);
         for (int i = 0; i < forks / 2; i++)
-            in_child(FOLLOWED && i % 4 == 0 ? look_and_read_in_child : look_in_child,
+            in_child(ALLOCATES && i % 4 == 0 ? look_and_read_in_child : look_in_child,
                      store, var);
         atomic_store(&over, 1);
         for (int i = 0; i < threads; i++)
@@ -613,7 +622,7 @@ static void fork_beside_add(core *c, char what)
         pthread_create(&thread, NULL, add_one, c);
         sleep_ms(50);
         for (int i = 0; i < 10; i++)
-            in_child(FOLLOWED ? read_in_child : look_in_child, c->store, first);
+            in_child(ALLOCATES ? read_in_child : look_in_child, c->store, first);
         pthread_join(thread, NULL);
     }
     ddstore *reader = reader_open(c->store, NULL, 0);
