@@ -35,8 +35,8 @@ class PyDDStore(_core.Store):
 
     Opening a core store is collective; extra members wait for nobody. A core rank
     serves its rows from a thread of the library, whatever its Python does. Stores are
-    context managers. Reads come from any thread. In a forked child the parent's store is
-    of no use but for fork_reader(); pickled, a store becomes a reader too.
+    context managers. Reads come from any thread. In a forked child the parent's store
+    is of no use but for fork_reader(); pickled, a store becomes a reader too.
     """
 
     _held: Any = None  # of MPI
@@ -199,15 +199,17 @@ class PyDDStore(_core.Store):
 
     def fork_reader(self) -> PyDDStore:
         """A reader: a read-only store of the same variables, with memory mappings and
-        connections of its own, which waits for nobody and is freed on its own. Methods 1
-        and 2.
+        connections of its own, which waits for nobody and is freed on its own. For
+        methods 1 and 2.
 
-        In a forked process (a DataLoader worker) call it on the parent's store, of which
-        nothing else can be used there. In the same process: one reader a thread. It has
-        the variables that this store has now; for later ones make another. add(), init(),
-        update(), view() and join() raise ValueError, and its reads the errors of this
-        store's, when the core closes or is lost. rank and size are this store's. A
-        store, and a reader, can also be pickled: the other process gets a reader.
+        In a forked process (a DataLoader worker) call it on the parent's store, of
+        which nothing else can be used there. In the same process: one reader a thread.
+        It has the variables that this store has now; for later ones make another.
+        add(), init(), update(), view() and join() raise ValueError; get() and
+        get_batch() take arrays as this store's do and raise what this store's would
+        when a member closes or is lost. rank and size are this store's. Pickling a
+        store, or a reader, gives the other process a reader too; the pickle holds the
+        run's secret.
 
         Any thread. Raises RuntimeError with method 0; StoreClosedError if the store was
         freed; FabricError in a process forked by one that uses cxi and had not set
