@@ -23,7 +23,8 @@ enum { TAG_CONN = 0, TAG_LISTENER = 1, TAG_WAKE = 2, TAG_PIDFD = 3, TAG_MASK = 3
 static struct {
     pthread_t thread;
     atomic_bool running;
-    int epoll, wake;
+    int epoll;
+    atomic_int wake; /* cleared under lock before it is closed */
     int listeners[DDSTORE__ADDRESSES];
     size_t n_listeners;
     ddstore__server *server;
@@ -43,7 +44,8 @@ static struct {
 
 bool ddstore__progress_wake(void)
 {
-    return p.wake >= 0 && write(p.wake, &(uint64_t){1}, sizeof(uint64_t)) > 0;
+    int wake = atomic_load(&p.wake);
+    return wake >= 0 && write(wake, &(uint64_t){1}, sizeof(uint64_t)) > 0;
 }
 
 /* Tells the channels of closing runs. Only between batches of events: it drops
@@ -248,9 +250,12 @@ void ddstore__progress_stop(void)
     for (size_t i = 0; i < p.n_listeners; i++)
         ddstore__fd_close(p.listeners[i]);
     p.n_listeners = 0;
-    ddstore__fd_close(p.wake);
+    pthread_mutex_lock(&p.lock); /* a fork in another thread may be about to use it */
+    int wake = atomic_exchange(&p.wake, -1);
+    pthread_mutex_unlock(&p.lock);
+    ddstore__fd_close(wake);
     ddstore__fd_close(p.epoll);
-    p.wake = p.epoll = -1;
+    p.epoll = -1;
 }
 
 static struct timespec after_ms(int ms)
@@ -305,7 +310,8 @@ void ddstore__progress_child(void)
     p.parked = p.ended = false;
     p.server = NULL;
     p.n_listeners = 0;
-    p.epoll = p.wake = -1;
+    p.epoll = -1;
+    atomic_store(&p.wake, -1);
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.done, NULL);
     pthread_cond_init(&p.go, NULL);

@@ -558,6 +558,79 @@ static void forks_beside_openings(void **state)
     forked_beside(come_and_go, 2, 300);
 }
 
+/* The library's thread starts and ends meanwhile, with the only store. */
+static void *start_and_stop(void *arg)
+{
+    (void)arg;
+    while (!atomic_load(&over)) {
+        ddstore *store = extra_open(NULL, 0);
+        sleep_ms(1);
+        ddstore_close(store);
+    }
+    return NULL;
+}
+
+static void hold_nothing(ddstore *store, ddstore_var *var)
+{
+    (void)store, (void)var;
+    check_nothing_is_inherited();
+}
+
+static void forks_beside_engines(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    int64_t longest = 0;
+    atomic_store(&over, 0);
+    pthread_create(&thread, NULL, start_and_stop, NULL);
+    for (int i = 0; i < 300; i++) {
+        int64_t begin = ddstore__now_ns();
+        in_child(hold_nothing, NULL, NULL);
+        int64_t took = ddstore__now_ns() - begin;
+        longest = took > longest ? took : longest;
+    }
+    atomic_store(&over, 1);
+    pthread_join(thread, NULL);
+    CHECK(longest < 900 * DDSTORE__MS); /* none waited for a thread that had ended */
+}
+
+/* The host's interrupt check forks, as a handler of signals may. */
+static pid_t forked;
+static int calls;
+
+static int fork_once(void *arg)
+{
+    (void)arg;
+    if (++calls == 3)
+        forked = fork();
+    return 0;
+}
+
+static void forked_in_a_wait(void **state)
+{
+    (void)state;
+    pid_t me = getpid();
+    int status;
+    const ddstore_setting soon = {"DDSTORE_HANDSHAKE_TIMEOUT_S", "1"};
+    ddstore *store = extra_open(&soon, 1);
+    ddstore_var *var;
+    calls = 0;
+    ddstore_set_interrupt(fork_once, NULL);
+    fault = (ddstore_error){0};
+    int rc = ddstore_join(store, "v", &var, &fault);
+    if (getpid() != me) {
+        in_member = true;
+        alarm(20);
+        CHECK(rc == DDSTORE_EFORKED && fault.code == rc);
+        check_nothing_is_inherited();
+        _exit(0);
+    }
+    CHECK(rc == DDSTORE_ETIMEDOUT);
+    CHECK(waitpid(forked, &status, 0) == forked && status == 0);
+    ddstore_set_interrupt(NULL, NULL);
+    ddstore_close(store);
+}
+
 /* Two threads fork at once, while rows are served. */
 static void *fork_on(void *arg)
 {
@@ -694,6 +767,8 @@ int main(void)
         TEST(a_child_outlives_its_parent),
         TEST(forks_beside_reads),
         TEST(forks_beside_openings),
+        TEST(forks_beside_engines),
+        TEST(forked_in_a_wait),
         TEST(two_threads_fork_and_rows_are_served),
         TEST(forks_beside_add),
         TEST(cxi_needs_preparation),

@@ -4,6 +4,7 @@ its global row and its column."""
 from __future__ import annotations
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -408,6 +409,25 @@ def test_after_free(open_store: Any, comm: Any) -> None:
             call()
     again = open_store()
     assert filled(again, comm) == total
+
+
+def test_readers(way: tuple[int, str], open_store: Any, comm: Any) -> None:
+    """In this process; tests/python has them in others, where no MPI is needed."""
+    store = open_store()
+    total = filled(store, comm)
+    out = np.empty((total, WIDTH))
+    if way[0] == 0:
+        for call in (store.fork_reader, lambda: pickle.dumps(store)):
+            with pytest.raises(RuntimeError, match="method 1 or 2"):
+                call()
+    else:
+        readers = [store.fork_reader(), pickle.loads(pickle.dumps(store))]
+        for reader in readers:
+            reader.get_batch("v", out, np.arange(total))
+            assert np.array_equal(out, encoded(range(total)))
+            reader.free()
+    store.get_batch("v", out, np.arange(total))
+    assert np.array_equal(out, encoded(range(total)))
 
 
 def test_dropped_stores_are_freed_later(comm: Any) -> None:

@@ -21,7 +21,7 @@ from fork_child import all_rows, in_fork, misuse, read_all, read_reader, rows_of
 from members import Member, Members, raises, wait_for
 
 import pyddstore
-from pyddstore import PeerLostError, StoreClosedError
+from pyddstore import HandshakeTimeout, PeerLostError, StoreClosedError
 
 TCP = {"DDSTORE_FABRIC": "tcp", "DDSTORE_SHM": "0", "DDSTORE_READ_TIMEOUT_S": "10"}
 MAPPED = TCP | {"DDSTORE_SHM": "1"}
@@ -490,6 +490,24 @@ def test_a_nic_map_goes_along(tmp_path: pathlib.Path) -> None:
         assert arguments[2] == "lo=0-8191"
         with pytest.raises(ValueError, match="DDSTORE_NIC_MAP"):
             function(arguments[0], 1, "no map")
+
+
+def fork_in_handler(m: Member) -> None:
+    """A signal's handler forks while the library waits: the child doesn't wait on."""
+    parent, children = os.getpid(), []
+    signal.signal(signal.SIGALRM, lambda *_: children.append(os.fork()))
+    store = m.extra()
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    told = raises(pyddstore.DDStoreError, call=lambda: store.join("x"))
+    if os.getpid() != parent:
+        os._exit(0 if "forked" in str(told) else 1)
+    assert isinstance(told, HandshakeTimeout)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0]
+
+
+def test_a_fork_in_a_handler(members: Members) -> None:
+    env = MAPPED | {"DDSTORE_HANDSHAKE_TIMEOUT_S": "2"}
+    members.start(fork_in_handler, env=env).result()
 
 
 def wait_in_parent(m: Member) -> None:
