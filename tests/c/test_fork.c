@@ -1,6 +1,7 @@
 /* Forked children: what they inherit is refused and harms nobody. */
 #include "core.h"
 
+#include <spawn.h>
 #include <sys/syscall.h>
 
 static const core_spec two = {
@@ -167,6 +168,34 @@ static void exit_at_once(ddstore *store, ddstore_var *var)
     (void)store, (void)var;
 }
 
+/* What is not forked but spawned runs none of the library's handlers. */
+static void a_program_inherits_none(void **state)
+{
+    (void)state;
+    char text[4096] = "", file[100];
+    char *const args[] = {(char *)"ls", (char *)"-l", (char *)"/proc/self/fd", NULL};
+    char *const env[] = {(char *)"PATH=/usr/bin:/bin", NULL};
+    posix_spawn_file_actions_t actions;
+    pid_t pid;
+    int status;
+    group g = group_start(&two);
+    ddstore *store = extra_open(by_tcp, 1);
+    CHECK(all_rows_are(extra_join(store, "v"), &two, SEED));
+    snprintf(file, sizeof(file), "%s/fds", dir);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, file, O_CREAT | O_WRONLY, 0600);
+    CHECK(posix_spawnp(&pid, "ls", &actions, NULL, args, env) == 0);
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    posix_spawn_file_actions_destroy(&actions);
+    int fd = open(file, O_RDONLY);
+    CHECK(fd >= 0 && read(fd, text, sizeof(text) - 1) > 0);
+    close(fd);
+    CHECK(strstr(text, "/fds") && !strstr(text, "memfd:") &&
+          !strstr(text, "anon_inode"));
+    ddstore_close(store);
+    group_end(&g);
+}
+
 static atomic_int over;
 static void *read_on(void *arg);
 
@@ -264,6 +293,7 @@ int main(void)
         TEST(a_child_holds_none_of_its_descriptors),
         TEST(forked_at_any_moment),
         TEST(the_librarys_thread_stands_still),
+        TEST(a_program_inherits_none),
     };
     (void)pthread_atfork(look_at_thread, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,6 +69,31 @@ def test_rows_travel_between_hosts(
         assert far["host"] == ("beta", "alpha")[i % 2]
 
 
+READ_IN_CHILD = """
+child = os.fork()
+if child == 0:
+    store = store.fork_reader()
+    os._exit(0 if read(range(128), 384) == 1 else 1)
+os.waitpid(child, 0)[1]
+"""
+
+
+@pytest.mark.timeout(60)
+def test_readers_on_both_hosts(net: Net, pair: tuple[Host, Host], meeting: str) -> None:
+    """In forked children, and of a pickle that went to the other host."""
+    cores = start(net, list(pair), meeting, TCP, ", width=384")
+    for i, core in enumerate(cores):
+        assert core.run(READ_IN_CHILD) == 0
+        data = core.run("import pickle; pickle.dumps(store).hex()")
+        reader = net.member(pair[1 - i], TCP)
+        reader.run(f"import pickle; store = pickle.loads(bytes.fromhex({data!r}))")
+        assert reader.run("read(range(128), 384)") == 1
+        assert path_to(reader, i)["path"] == "tcp"
+        assert path_to(reader, 1 - i)["path"] == "local"
+        assert reader.run(READ_IN_CHILD) == 0
+        assert reader.run("store.core_alive()") is True
+
+
 @pytest.mark.timeout(120)
 def test_demo_runs_across_hosts(
     pair: tuple[Host, Host], meeting: str, tmp_path: Path

@@ -100,10 +100,17 @@ def test_use_of_the_parents_store(members: Members, env: dict[str, str]) -> None
     members(2, use_by_mistake, env)
 
 
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
 def end_badly(m: Member) -> None:
     """Children that exit, raise, are killed, and that free and drop everything."""
     store = opened(m)
     reader = store.fork_reader()
+    read_all(store)
+    m.meet("read")
+    had = descriptors()
     for turn in range(20):
         child = os.fork()
         if child == 0:
@@ -133,6 +140,9 @@ def end_badly(m: Member) -> None:
         assert np.array_equal(read_all(store), all_rows(m.size))
     assert np.array_equal(read_all(reader), all_rows(m.size))
     m.meet("done")
+    # What served the children's readers, here and there, is gone.
+    wait_for(lambda: descriptors() <= had, 10, "connections to be closed")
+    m.meet("looked")
     store.free()
 
 
@@ -428,11 +438,11 @@ def rounds(store: Any) -> tuple[int, int]:
     for turn in range(220):
         if turn == 20:
             gc.collect()
-            before = len(os.listdir("/proc/self/fd")), resident_kb()
+            before = descriptors(), resident_kb()
         with store.fork_reader() as reader:
             read_all(reader)
     gc.collect()
-    return len(os.listdir("/proc/self/fd")) - before[0], resident_kb() - before[1]
+    return descriptors() - before[0], resident_kb() - before[1]
 
 
 def leave_nothing(m: Member) -> None:
