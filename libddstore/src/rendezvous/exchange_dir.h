@@ -77,7 +77,8 @@ int ddstore__dir_remove(ddstore__dir *dir,
 void ddstore__dir_remove_self(ddstore__dir *dir);
 
 /* Opens a file below dir for reading and writing in place, checked as ddstore__dir_read
- * does. Returns the descriptor (close with ddstore__fd_close_file) or a negative code. */
+ * does. Returns the descriptor (close with ddstore__fd_close_file) or a negative code.
+ */
 int ddstore__dir_open_file(ddstore__dir *dir, const char *name, ddstore_error *err);
 
 /* Forces a fresh look-up on file systems that cache directories, before a poll. */
