@@ -689,13 +689,13 @@ static void fork_beside_add(core *c, char what)
     pthread_t thread;
     ddstore_var *first = c->var;
     if (what == 'b') { /* the other rank comes late */
-        sleep_ms(300);
         (void)add_one(c);
     } else {
         pthread_create(&thread, NULL, add_one, c);
         sleep_ms(50);
         for (int i = 0; i < 10; i++)
             in_child(ALLOCATES ? read_in_child : look_in_child, c->store, first);
+        say(c->fd, 'w');
         pthread_join(thread, NULL);
     }
     ddstore *reader = reader_open(c->store, NULL, 0);
@@ -711,6 +711,7 @@ static void forks_beside_add(void **state)
     spec.body = fork_beside_add;
     group g = group_start(&spec);
     say(g.at[0]->fd, 'a');
+    EXPECT(g.at[0]->fd, 'w');
     say(g.at[1]->fd, 'b');
     for (int r = 0; r < 2; r++)
         EXPECT(g.at[r]->fd, 'k');
