@@ -168,6 +168,38 @@ static void exit_at_once(ddstore *store, ddstore_var *var)
     (void)store, (void)var;
 }
 
+static int mapped_segments(void)
+{
+    char line[500];
+    int n = 0;
+    FILE *f = fopen("/proc/self/maps", "r");
+    CHECK(f);
+    while (fgets(line, sizeof(line), f))
+        n += strstr(line, "memfd:ddstore") != NULL;
+    fclose(f);
+    return n;
+}
+
+static void maps_its_own_only(ddstore *store, ddstore_var *var)
+{
+    (void)store, (void)var;
+    CHECK(mapped_segments() == 1); /* the beacon */
+}
+
+/* It would keep the memory when its owner has freed it, or ended. */
+static void a_child_maps_no_memory_of_others(void **state)
+{
+    (void)state;
+    group g = group_start(&two);
+    ddstore *store = extra_open(NULL, 0);
+    ddstore_var *var = extra_join(store, "v");
+    assert_true(all_rows_are(var, &two, SEED));
+    assert_int_equal(mapped_segments(), 3);
+    in_child(maps_its_own_only, store, var);
+    ddstore_close(store);
+    group_end(&g);
+}
+
 /* What is not forked but spawned runs none of the library's handlers. */
 static void a_program_inherits_none(void **state)
 {
@@ -294,6 +326,7 @@ int main(void)
         TEST(forked_at_any_moment),
         TEST(the_librarys_thread_stands_still),
         TEST(a_program_inherits_none),
+        TEST(a_child_maps_no_memory_of_others),
     };
     (void)pthread_atfork(look_at_thread, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
