@@ -68,6 +68,24 @@ def send_report(store: Any, pipe: Any) -> None:
         pipe.send(traceback.format_exc())
 
 
+class Rows:
+    """A dataset whose workers open a reader of their own on first use."""
+
+    def __init__(self, store: Any) -> None:
+        self.store, self.rows = store, store.info("x")[0]
+        self.pid = os.getpid()
+
+    def __len__(self) -> int:
+        return int(self.rows)
+
+    def __getitem__(self, i: int) -> np.ndarray[Any, Any]:
+        if self.pid != os.getpid():
+            self.store, self.pid = self.store.fork_reader(), os.getpid()
+        out = np.zeros((1, 3))
+        self.store.get("x", out, i)
+        return out[0]
+
+
 def in_fork(function: Callable[..., Any], *arguments: Any) -> Any:
     """What the function returns in a forked child; fails with the child's traceback."""
     import multiprocessing

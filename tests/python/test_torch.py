@@ -6,8 +6,10 @@ import sys
 import types
 from typing import Any
 
+import fork_child
 import numpy as np
 import pytest
+from members import Member, Members
 
 try:
     import torch
@@ -17,6 +19,34 @@ except ImportError:
 needs_torch = pytest.mark.skipif(
     torch is None, reason="optional: torch is not installed"
 )
+
+
+def load_by_workers(m: Member) -> None:
+    from torch.utils.data import DataLoader
+
+    store = m.store()
+    store.add("x", fork_child.rows_of(m.rank))
+    m.meet("added")
+    rows: Any = fork_child.Rows(store)
+    for kind in ("fork", "forkserver", "spawn"):
+        loader = DataLoader(
+            rows,
+            4,
+            num_workers=2,
+            multiprocessing_context=kind,
+            persistent_workers=True,
+        )
+        for _ in range(2):
+            got = np.concatenate([batch.numpy() for batch in loader])
+            assert np.array_equal(got, fork_child.all_rows(m.size)), kind
+        del loader
+    m.meet("done")
+    store.free()
+
+
+@needs_torch
+def test_plain_dataloaders(members: Members) -> None:
+    members(2, load_by_workers, {"DDSTORE_FABRIC": "tcp"}, limit_s=120)
 
 
 @needs_torch
