@@ -234,8 +234,8 @@ static void a_core_rank_loses_another(void **state)
 {
     (void)state;
     group g = group_start(&three);
-    member_kill(g.at[2]);
     join_by(false, "60");
+    member_kill(g.at[2]);
     ddstore_close(store);
     store = NULL;
     group_end(&g); /* the others free their stores and end all the same */
