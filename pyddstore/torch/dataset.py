@@ -14,7 +14,7 @@ from . import record
 from .group import Meeting, directory_of, is_mpi, meet
 from .load import Encode, Share, plan, share_of, store_rows, variable
 from .rows import Decode, Rows
-from .samples import Key, Ragged
+from .samples import Key, Ragged, Structure
 
 
 def _setting(name: str) -> tuple[str, bool]:
@@ -114,9 +114,14 @@ class DistDataset(Rows):
         agreed = plan(share, part, fields, ragged)
         store = part.open_store(method)
         try:
+            token = ""
             if meta_dir is not None:
-                self._publish(part, store, meta_dir, name, agreed.structure, total)
+                token = self._publish(part, meta_dir, name, agreed.structure, total)
             store_rows(store, name, share, part, agreed)
+            if token:  # its variable says that the rows are there
+                mine = bytes.fromhex(token) if part.rank == 0 else b""
+                rows = np.frombuffer(mine, np.uint8).reshape(-1, 16)
+                store.add(record.token_variable(name), rows)
         except BaseException:
             if method != 0:  # free() waits for the others, who may never come
                 store.free()
@@ -124,10 +129,10 @@ class DistDataset(Rows):
         super().__init__(store, name, agreed.structure, total, decode)
 
     def _publish(
-        self, part: Meeting, store: PyDDStore, dir: str, name: str, structure: Any,
-        total: int,
-    ) -> None:  # fmt: skip
-        """Method 2: what readers need to know, before the variables."""
+        self, part: Meeting, dir: str, name: str, structure: Structure, total: int
+    ) -> str:
+        """Method 2: what readers need to know, before the variables. Returns the token
+        of this run."""
         token = part.allgather(record.new_token())[0]
         written = record.Record(name, structure, total, token)
 
@@ -136,12 +141,9 @@ class DistDataset(Rows):
                 record.write(dir, written)
 
         part.agree(write)
-        mine = bytes.fromhex(token) if part.rank == 0 else b""
-        store.add(
-            record.token_variable(name), np.frombuffer(mine, np.uint8).reshape(-1, 16)
-        )
         if part.rank == 0:
             self._meta = dir, written
+        return token
 
     def free(self) -> None:
         """Frees the store, or this process's reader. Local on methods 1 and 2: what
