@@ -80,6 +80,9 @@ class ThreadDataLoader(DataLoader[Any]):
         size = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1
         return BufferPool(find(dataset), max(1, self.num_workers), int(size))
 
+    def check_worker_number_rationality(self) -> None:
+        """DataLoader warns of more worker processes than CPUs. Threads mostly wait."""
+
     def __iter__(self) -> Any:
         if self._closed:
             raise RuntimeError("this loader was closed")

@@ -70,7 +70,7 @@ class BufferPool:
 
     def _drop(self, buffers: Buffers) -> None:
         with self._lock:
-            self._all.remove(buffers)
+            self._all = [one for one in self._all if one is not buffers]
         self.dataset.release(buffers)
 
     @contextmanager
@@ -78,13 +78,15 @@ class BufferPool:
         """A set of buffers for so many samples, until the end of the block."""
         buffers = self._free.get()
         try:
-            if self._closed or buffers is None:
+            if self._closed:
                 raise RuntimeError("this loader was closed")
-            if rows > self._rows:  # a batch sampler's batches may grow
+            # A batch sampler's batches may grow. None: that has failed before.
+            if rows > self._rows:
                 self._rows = rows
-            if rows > buffers.rows:
+            if buffers is not None and rows > buffers.rows:
                 old, buffers = buffers, None
                 self._drop(old)
+            if buffers is None:
                 buffers = self._new(self._rows)
             yield buffers
         finally:
