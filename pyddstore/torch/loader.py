@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from typing_extensions import Self
 
-from .work import BufferPool, Work, find, rows_below
+from .direct import direct
+from .work import BufferPool, Work, find, has_buffers, rows_below
 
 
 class ThreadDataLoader(DataLoader[Any]):
@@ -62,6 +63,9 @@ class ThreadDataLoader(DataLoader[Any]):
                 f"num_workers={self.num_workers}: reads of method 0 are collective and "
                 "come from one thread; use num_workers=1, or method=1 or method=2"
             )
+        self._direct = None
+        if self.collate_fn is default_collate and has_buffers(dataset):
+            self._direct = direct(find(dataset))
         if reuse_buffers:
             self._pool = self._new_pool(dataset, collate_copies)
 

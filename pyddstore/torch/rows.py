@@ -232,6 +232,20 @@ class Rows(Dataset[Any]):
             samples = [decode(s, i) for s, i in zip(samples, numbers, strict=True)]
         return samples
 
+    def _stacked(self, indices: Any, out: Buffers | None) -> list[Any]:
+        """Each field of these samples as one batch."""
+        return list(self._read(self._checked(indices), self._structure.fields, out).values())
+
+    def _stacked_zeros(self) -> list[Any]:
+        """Two samples of zeros, stacked, that nobody has stored."""
+        return [zeros(field, 2) for field in self._structure.fields]
+
+    def _like_samples(self) -> list[Any]:
+        """The same two, each by itself."""
+        fields = self._structure.fields
+        columns = [f.split(zeros(f, 2), 2) for f in fields]
+        return self._structure.samples(columns, 2)
+
     # ---- rows of fields --------------------------------------------------------------
 
     def read_rows(
@@ -380,6 +394,15 @@ def _batch(
         return
     for i, row in enumerate(rows.tolist()):
         store.get(name, flat[i : i + 1], row)
+
+
+def zeros(field: Field, *shape: int) -> Any:
+    """Zeros of a field, (*shape, *field.shape)."""
+    count = int(np.prod(shape))
+    batch = field.empty(count)
+    flat = _flat(batch)
+    flat.reshape(-1).view(np.uint8)[...] = 0
+    return batch.reshape((*shape, *field.shape))
 
 
 def _as(field: Field, offsets: NDArray[np.int64]) -> Any:

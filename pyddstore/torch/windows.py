@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset
 
-from .rows import Buffers, Rows, row_numbers
+from .rows import Buffers, Rows, row_numbers, zeros
 from .samples import TENSOR, Key
 
 
@@ -71,14 +71,18 @@ class WindowedDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         """Window `index`; negative ones count from the end. Never collective."""
-        return self._windows([operator.index(index)], None, single=True)[0]
+        stacked = self._stacked([operator.index(index)], None, single=True)
+        return self._samples(stacked, 1)[0]
 
     def __getitems__(self, indices: Sequence[int], out: Buffers | None = None) -> Any:
         """``[self[i] for i in indices]``, by one read_rows(). out: of alloc(). Threads
         as for the dataset's."""
-        return self._windows(indices, out, single=False)
+        return self._samples(self._stacked(indices, out), len(indices))
 
-    def _windows(self, indices: Any, out: Buffers | None, single: bool) -> list[Any]:
+    def _stacked(
+        self, indices: Any, out: Buffers | None, single: bool = False
+    ) -> list[Any]:
+        """Each field of these windows as one batch."""
         numbers = row_numbers(indices, len(self))
         if numbers.size and not (0 <= numbers.min() and numbers.max() < len(self)):
             if not single:
@@ -88,11 +92,25 @@ class WindowedDataset(Dataset[Any]):
             )
         rows = (self._starts[numbers][:, None] + self._steps).ravel()
         read = self.dataset._read(rows, self._structure.fields, out, single)
-        columns = []
-        for field in self._structure.fields:
-            batch = read[field.key].reshape(len(numbers), self.window, *field.shape)
-            columns.append(batch.unbind(0) if field.kind == TENSOR else list(batch))
-        return self._structure.samples(columns, len(numbers))
+        return [
+            read[field.key].reshape(len(numbers), self.window, *field.shape)
+            for field in self._structure.fields
+        ]
+
+    def _samples(self, stacked: list[Any], n: int) -> list[Any]:
+        columns = [
+            batch.unbind(0) if field.kind == TENSOR else list(batch)
+            for field, batch in zip(self._structure.fields, stacked, strict=True)
+        ]
+        return self._structure.samples(columns, n)
+
+    def _stacked_zeros(self) -> list[Any]:
+        """Two windows of zeros, stacked, that nobody has stored."""
+        return [zeros(field, 2, self.window) for field in self._structure.fields]
+
+    def _like_samples(self) -> list[Any]:
+        """The same two, each by itself."""
+        return self._samples(self._stacked_zeros(), 2)
 
     def alloc(self, n: int) -> Buffers:
         """Registered buffers for n windows; see the dataset's."""

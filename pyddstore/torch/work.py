@@ -28,11 +28,20 @@ def rows_below(dataset: Any) -> Iterator[Rows]:
         yield from rows_below(dataset.dataset)
 
 
+def _below(dataset: Any) -> Any:
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset
+
+
+def has_buffers(dataset: Any) -> bool:
+    """Whether find() finds one."""
+    return isinstance(_below(dataset), Rows | WindowedDataset)
+
+
 def find(dataset: Any) -> Rows | WindowedDataset:
     """The dataset that has buffers, behind subsets. TypeError: there is none."""
-    below = dataset
-    while type(below) is Subset:
-        below = below.dataset
+    below = _below(dataset)
     if isinstance(below, Rows | WindowedDataset):
         return below
     raise TypeError(
@@ -49,8 +58,12 @@ def indices_in(dataset: Any, indices: Any) -> Any:
     return indices
 
 
+_UNREGISTERED = ("self", "local", "tcp")  # paths on which registering saves nothing
+
+
 class BufferPool:
-    """Sets of registered buffers, each used by one batch at a time."""
+    """Sets of registered buffers, each used by one batch at a time. saves: whether reads
+    into them are faster than into fresh memory."""
 
     def __init__(self, dataset: Rows | WindowedDataset, sets: int, rows: int) -> None:
         self.dataset = dataset
@@ -59,6 +72,8 @@ class BufferPool:
         self._all: list[Buffers] = []
         self._closed = False
         self._rows = rows
+        store = next(rows_below(dataset)).ddstore
+        self.saves = any(p["path"] not in _UNREGISTERED for p in store.transports())
         for _ in range(sets):
             self._free.put(self._new(rows))
 
@@ -110,6 +125,7 @@ class Work:
         self._collate = loader.collate_fn
         self._batched = loader.batch_sampler is not None
         self._pool = pool
+        self._direct = loader._direct
         self._pin = pin
         self._begin = loader.worker_init_fn if loader.num_workers else None
         self._cpus = _cpus() if loader.num_workers else None
@@ -121,13 +137,20 @@ class Work:
         if not hasattr(self._thread, "number"):
             self._thread.number = next(self._numbers)
             self._start(self._thread.number)
-        if self._pool is None:
-            batch = self._collate(self._samples(indices))
-        else:
-            below = indices_in(self._dataset, indices)
-            with self._pool.borrowed(len(below)) as out:
-                batch = self._collate(self._pool.dataset.__getitems__(below, out=out))
+        batch = self._collated(indices)
         return _pinned(batch) if self._pin else batch
+
+    def _collated(self, indices: Any) -> Any:
+        whole = self._direct if self._batched and len(indices) else None
+        if whole is not None and (self._pool is None or not self._pool.saves):
+            return whole(indices_in(self._dataset, indices), None)
+        if self._pool is None:
+            return self._collate(self._samples(indices))
+        below = indices_in(self._dataset, indices)
+        with self._pool.borrowed(len(below)) as out:
+            if whole is not None:
+                return whole(below, out)
+            return self._collate(self._pool.dataset.__getitems__(below, out=out))
 
     def _start(self, number: int) -> None:
         """In each thread, before its first batch."""
