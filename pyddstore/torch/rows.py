@@ -332,9 +332,7 @@ class Rows(Dataset[Any]):
             values = into.values[:total]
             into.offsets[: len(offsets)] = _as(field, offsets)
         if batched:
-            wanted = np.arange(total)
-            wanted += np.repeat(where[:, 0] - offsets[:-1], where[:, 1])
-            store.get_batch(variable(self.name, field.key), _flat(values), wanted)
+            store._get_runs(variable(self.name, field.key), _flat(values), where)
         else:
             flat = _flat(values)
             ends = offsets.tolist()
