@@ -3,11 +3,12 @@
     python bench/torch_epochs.py [--rows N] [--rounds N] [--json FILE]
 
 Samples are a tensor of 12 KB and a number. The same ones lie in a DistDataset of two
-processes (half of the rows in the other), in an array of this process, in LMDB, in HDF5
-and in one file each (in the page cache). Each way reads whole epochs in an order of its
-own, in turn, for several rounds; the figure is the median of samples a second. The second
-part reads batches of random graphs, whose sizes differ, by one call and by two get()s a
-graph, as samples and joined to one array a field, out of mapped memory and over TCP.
+processes (half of the rows in the other), in an array of this process, in LMDB, in
+HDF5 and in one file each (in the page cache). Each way reads whole epochs in an order
+of its own, in turn, for several rounds; the figure is the median of samples a second.
+The second part reads batches of random graphs, whose sizes differ, by one call and by
+two get()s a graph, as samples and joined to one array a field, out of mapped memory
+and over TCP.
 """
 
 from __future__ import annotations
@@ -175,7 +176,10 @@ class Hdf5(Opened):
 
 def places(rows: int, dir: str) -> dict[str, Any]:
     """Everything that can be imported, filled."""
-    found: dict[str, Any] = {"array": Array(rows, dir), "files": Files(rows, dir + "/f")}
+    found: dict[str, Any] = {
+        "array": Array(rows, dir),
+        "files": Files(rows, dir + "/f"),
+    }
     if lmdb is not None:
         found["LMDB"] = Lmdb(rows, dir + "/lmdb")
     if h5py is not None:

@@ -22,7 +22,7 @@ def _setting(name: str) -> tuple[str, bool]:
     row = next(row for row in _core.settings() if row["name"] == name)
     if row["bad"]:
         raise ValueError(f"{name}={row['value']}: give {row['allowed']}")
-    return row["value"], row["origin"] != "default"
+    return str(row["value"]), row["origin"] != "default"
 
 
 def check_device(name: str, device: Any) -> None:
@@ -38,10 +38,11 @@ class DistDataset(Rows):
     """A map-style dataset whose samples lie in the memory of all ranks.
 
     source: anything with ``len()`` and ``[i]``, the same on all ranks. Each rank loads
-    its contiguous share of it; every rank reads every sample. A sample is one field, or
-    a tuple, list or dict of fields; a field is a tensor, array, NumPy scalar, bool, int,
-    float or structured record, of one shape and dtype in all samples, and comes back as
-    it was. name: that of the dataset in its store; field k is the variable "name/k".
+    its contiguous share of it; every rank reads every sample. A sample is one field,
+    or a tuple, list or dict of fields; a field is a tensor, array, NumPy scalar, bool,
+    int, float or structured record, of one shape and dtype in all samples, and comes
+    back as it was. name: that of the dataset in its store; field k is the variable
+    "name/k".
 
     comm: an mpi4py communicator or a FileComm; or rank and size; with neither, what the
     launcher says. method: DDSTORE_METHOD by default, else 0 over MPI and 1 without.
@@ -49,12 +50,13 @@ class DistDataset(Rows):
     so many ranks in a row form a store of their own, with all samples; not with method
     2. device, add_device: None or "cpu".
 
-    encode(sample): what is stored in its place; decode(stored, index): what is returned.
-    fields: keys of those that are kept, of which Ragged(key) may differ in their first
-    dimension; not with encode. ragged: keys of such fields, or True to find them out.
-    chunk_size: samples that are loaded at a time, by the source's ``__getitems__`` where
-    it has one; peak memory is the share and one chunk. Without it samples are loaded one
-    by one, and those with ragged fields all kept until they are stored.
+    encode(sample): what is stored in its place; decode(stored, index): what is
+    returned. fields: keys of those that are kept, of which Ragged(key) may differ in
+    their first dimension; not with encode. ragged: keys of such fields, or True to
+    find them out. chunk_size: samples that are loaded at a time, by the source's
+    ``__getitems__`` where it has one; peak memory is the share and one chunk. Without
+    it samples are loaded one by one, and those with ragged fields all kept until they
+    are stored.
 
     Creating one is collective. What is wrong on one rank raises on all, and the message
     names rank, sample and field.
@@ -123,6 +125,8 @@ class DistDataset(Rows):
                 rows = np.frombuffer(mine, np.uint8).reshape(-1, 16)
                 store.add(record.token_variable(name), rows)
         except BaseException:
+            if self._meta is not None:
+                record.remove(*self._meta)
             if method != 0:  # free() waits for the others, who may never come
                 store.free()
             raise
@@ -133,7 +137,7 @@ class DistDataset(Rows):
     ) -> str:
         """Method 2: what readers need to know, before the variables. Returns the token
         of this run."""
-        token = part.allgather(record.new_token())[0]
+        token = str(part.allgather(record.new_token())[0])
         written = record.Record(name, structure, total, token)
 
         def write() -> None:
@@ -260,5 +264,3 @@ def _joined(store: PyDDStore, dir: str, name: str) -> record.Record:
             store.join(offsets_variable(name, field.key))
         store.join(variable(name, field.key))
     return found
-
-

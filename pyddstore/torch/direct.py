@@ -15,7 +15,7 @@ from .windows import WindowedDataset
 
 
 class Direct:
-    """Reads stacked fields of a dataset, as default_collate of its samples gives them."""
+    """Reads stacked fields of a dataset, as default_collate of samples gives them."""
 
     def __init__(
         self, dataset: Rows | WindowedDataset, structure: Structure, like: Any

@@ -68,9 +68,8 @@ class Meeting:
         for rank, theirs in enumerate(everyone := self.allgather(what)):
             for key, value in everyone[0].items():
                 if theirs[key] != value:
-                    raise ValueError(
-                        f"{key} is {theirs[key]!r} on rank {rank}, and {value!r} on rank 0"
-                    )
+                    differs = f"{key} is {theirs[key]!r} on rank {rank}"
+                    raise ValueError(f"{differs}, and {value!r} on rank 0")
 
 
 def _described(exc: Exception) -> Failure:
@@ -196,9 +195,7 @@ def meet(
     return ByFiles(place, rank, size, _name("", None, place, size), None)
 
 
-def _name(
-    ns: str, comm: FileComm | None, dir: str | None = None, size: int = 0
-) -> str:
+def _name(ns: str, comm: FileComm | None, dir: str | None = None, size: int = 0) -> str:
     """The next name for a group of this directory and size."""
     if comm is not None:
         dir, size = comm.dir, comm.size

@@ -185,9 +185,7 @@ def _check_keys(structure: Structure) -> None:
 
 def _measured(share: Share, structure: Structure) -> Lengths:
     ragged = [(n, f) for n, f in enumerate(structure.fields) if f.ragged]
-    lengths = {
-        field.key: np.zeros(len(share.indices), np.int64) for _, field in ragged
-    }
+    lengths = {field.key: np.zeros(len(share.indices), np.int64) for _, field in ragged}
     for row, (i, sample) in enumerate(share):
         values = _values(structure, i, sample)
         for n, field in ragged:
@@ -227,9 +225,7 @@ def store_rows(
             where[:, 1] = lengths
             where[:, 0] = plan.starts[field.key] + lengths.cumsum() - lengths
             store.add(offsets_variable(name, field.key), where)
-        store.init(
-            variable(name, field.key), rows, field.disp, field.stored.itemsize
-        )
+        store.init(variable(name, field.key), rows, field.disp, field.stored.itemsize)
     meeting.agree(lambda: _fill(store, name, share, plan))
 
 

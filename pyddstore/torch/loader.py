@@ -53,7 +53,7 @@ class ThreadDataLoader(DataLoader[Any]):
         self._running: weakref.WeakSet[_Batches] = weakref.WeakSet()
         self._ending: list[ThreadPoolExecutor] = []
         if arguments.get("multiprocessing_context") is not None:
-            raise ValueError("workers are threads: multiprocessing_context means nothing")
+            raise ValueError("multiprocessing_context: the workers are threads")
         super().__init__(dataset, **arguments)
         if isinstance(dataset, IterableDataset):
             raise TypeError("an IterableDataset has no indices to hand out to threads")

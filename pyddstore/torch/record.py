@@ -17,7 +17,7 @@ _LONGEST = 200  # bytes of a file's name before .meta.json
 
 
 class Record(NamedTuple):
-    """A dataset's description. token: 32 hexadecimal digits of the run that wrote it."""
+    """A dataset's description. token: 32 hexadecimal digits, of the run that wrote."""
 
     name: str
     structure: Structure

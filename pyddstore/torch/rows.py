@@ -47,7 +47,8 @@ def row_numbers(indices: Any, total: int | None) -> NDArray[np.int64]:
         indices = list(indices)
     array = np.asarray(indices) if len(indices) else np.empty(0, np.int64)
     if array.dtype.kind != "i" or array.ndim != 1:
-        if array.ndim != 1 or isinstance(indices, np.ndarray) and array.dtype.kind != "u":
+        bad = isinstance(indices, np.ndarray) and array.dtype.kind != "u"
+        if array.ndim != 1 or bad:
             raise TypeError(f"indices are a list of integers, not {indices!r}")
         numbers = [operator.index(i) for i in indices]
         for number in numbers:
@@ -178,11 +179,11 @@ class Rows(Dataset[Any]):
         """Sample `index`, as ``ds[index]``."""
         return self[index]
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Sample `index`, in memory of its own; negative ones count from the end.
         IndexError: there is none. Any thread; never collective."""
         if isinstance(index, slice):
-            raise TypeError("slices aren't samples: give an integer, or a Subset a range")
+            raise TypeError("a slice is no sample: give an integer, or use Subset")
         number = operator.index(index)
         row = number + self._total if number < 0 else number
         if not 0 <= row < self._total:
@@ -210,7 +211,7 @@ class Rows(Dataset[Any]):
         return sample if self._decode is None else self._decode(sample, row)
 
     def __getitems__(self, indices: Sequence[int], out: Buffers | None = None) -> Any:
-        """``[ds[i] for i in indices]``, by one get_batch a field (two for a ragged one).
+        """``[ds[i] for i in indices]``, by one get_batch a field, two for a ragged one.
 
         out: buffers of alloc(), in which the samples then lie, until they are used
         again. Any thread; with method 0 collective: every rank calls it as often, from
@@ -234,7 +235,8 @@ class Rows(Dataset[Any]):
 
     def _stacked(self, indices: Any, out: Buffers | None) -> list[Any]:
         """Each field of these samples as one batch."""
-        return list(self._read(self._checked(indices), self._structure.fields, out).values())
+        rows = self._checked(indices)
+        return list(self._read(rows, self._structure.fields, out).values())
 
     def _stacked_zeros(self) -> list[Any]:
         """Two samples of zeros, stacked, that nobody has stored."""
@@ -255,7 +257,7 @@ class Rows(Dataset[Any]):
         out: Buffers | None = None,
     ) -> dict[Key, Any]:
         """The fields of these samples, stacked, as they are stored: key to a tensor or
-        array of (len(rows), *shape); of a ragged field RaggedRows.
+        array of ``(len(rows), *shape)``; of a ragged field RaggedRows.
 
         fields: keys, all by default; KeyError: there is no such field. out: buffers of
         alloc(), of which the result is a part; ValueError: there are more rows than
@@ -267,7 +269,7 @@ class Rows(Dataset[Any]):
     def _checked(self, indices: Any) -> NDArray[np.int64]:
         try:
             rows = row_numbers(indices, self._total)
-            if rows.size and not (0 <= rows.min() and rows.max() < self._total):
+            if rows.size and not (rows.min() >= 0 and rows.max() < self._total):
                 total = self._total
                 bad = next(int(i) for i in indices if not -total <= int(i) < total)
                 raise _outside(bad, total)
@@ -343,7 +345,7 @@ class Rows(Dataset[Any]):
     # ---- buffers ---------------------------------------------------------------------
 
     def alloc(self, n: int, fields: Iterable[Key] | None = None) -> Buffers:
-        """Registered buffers for n samples: key to (n, *shape), of a ragged field
+        """Registered buffers for n samples: key to ``(n, *shape)``, of a ragged field
         RaggedRows that hold n of the longest. The dataset keeps them until release()
         or free()."""
         n = operator.index(n)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -36,15 +37,15 @@ class Nature(NamedTuple):
 
 
 class RaggedRows(NamedTuple):
-    """A ragged field of several samples. values: (rows of all samples, *shape);
-    offsets: int64 (samples + 1,), where sample i is values[offsets[i]:offsets[i + 1]]."""
+    """A ragged field of several samples. values: ``(rows of all samples, *shape)``;
+    offsets: int64 (samples + 1,); sample i is values[offsets[i]:offsets[i + 1]]."""
 
     values: Any
     offsets: Any
 
 
 class Ragged(NamedTuple):
-    """Among ``fields=``: a field whose first dimension differs from sample to sample."""
+    """Among ``fields=``: a field whose first dimension differs in samples."""
 
     key: Key
 
@@ -93,11 +94,11 @@ def tensor_array(tensor: torch.Tensor) -> NDArray[Any]:
     dtype."""
     dtype = _numpy_of(tensor.dtype)
     if dtype is None:
-        return tensor.view(_words[tensor.dtype.itemsize][0]).numpy()
-    return tensor.numpy()
+        tensor = tensor.view(_WORDS[tensor.dtype.itemsize][0])
+    return cast(NDArray[Any], tensor.numpy())
 
 
-_words = {
+_WORDS: dict[int, tuple[Any, np.dtype[Any]]] = {
     1: (torch.uint8, np.dtype("u1")),
     2: (torch.int16, np.dtype("i2")),
     4: (torch.int32, np.dtype("i4")),
@@ -132,7 +133,8 @@ class Field:
         """The dtype of its rows in the store."""
         if self.kind != TENSOR:
             return self.dtype  # type: ignore[no-any-return]
-        return _numpy_of(self.dtype) or _words[self.dtype.itemsize][1]
+        known = _numpy_of(self.dtype)
+        return _WORDS[self.dtype.itemsize][1] if known is None else known
 
     @property
     def disp(self) -> int:
@@ -140,7 +142,7 @@ class Field:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def empty(self, rows: int) -> Any:
-        """A batch to be filled: (rows, *shape)."""
+        """A batch to be filled: ``(rows, *shape)``."""
         if self.kind == TENSOR:
             return torch.empty((rows, *self.shape), dtype=self.dtype)
         return np.empty((rows, *self.shape), self.dtype)
@@ -157,8 +159,9 @@ class Field:
             ("shape", shape, self.shape, ValueError),
         ):
             if mine != theirs:
-                rows = " after the first dimension" if self.ragged else ""
-                raise kind(f"{what} {mine}{rows if what == 'shape' else ''}, not {theirs}")
+                if self.ragged and what == "shape":
+                    what = "shape after the first dimension"
+                raise kind(f"{what} {mine}, not {theirs}")
 
     def array(self, value: Any) -> NDArray[Any]:
         """A value as an array of the stored dtype, which may share its memory."""
@@ -188,7 +191,7 @@ class Field:
         values = ragged.values
         if self.kind == RECARRAY:
             values = values.view(np.recarray)
-        return [values[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        return [values[a:b] for a, b in pairwise(ends)]
 
 
 def _entries(container: str, sample: Any) -> dict[Key, Any]:
@@ -233,7 +236,8 @@ class Structure:
         more = [key for key in entries if key not in self.keys] if self.whole else []
         if missing or more:
             said = [f"no field {key!r}" for key in missing]
-            raise ValueError(", ".join(said + [f"another field {key!r}" for key in more]))
+            said += [f"another field {key!r}" for key in more]
+            raise ValueError(", ".join(said))
         return [entries[key] for key in self.keys]
 
     def build(self, values: Sequence[Any]) -> Any:
@@ -334,10 +338,7 @@ def _field(key: Key, found: Nature, ragged: bool) -> Field:
 
 def field_to_json(field: Field) -> dict[str, Any]:
     """What describes a field in a JSON file."""
-    if field.kind == TENSOR:
-        dtype = str(field.dtype)
-    else:
-        dtype = dtype_text(field.dtype)
+    dtype = str(field.dtype) if field.kind == TENSOR else dtype_text(field.dtype)
     record = field.kind != TENSOR and field.dtype.type is np.record
     return {
         "key": field.key, "kind": field.kind, "dtype": dtype, "record": record,
@@ -356,7 +357,6 @@ def field_of_json(one: dict[str, Any]) -> Field:
         if dtype is not None and one["record"]:
             dtype = np.dtype((np.record, dtype))
     if dtype is None:
-        raise ValueError(f"field {one['key']!r} has dtype {text}, which isn't known here")
-    return Field(
-        one["key"], one["kind"], dtype, tuple(one["shape"]), one["ragged"], one["longest"]
-    )
+        raise ValueError(f"field {one['key']!r}: dtype {text} isn't known here")
+    shape, ragged, longest = tuple(one["shape"]), one["ragged"], one["longest"]
+    return Field(one["key"], one["kind"], dtype, shape, ragged, longest)

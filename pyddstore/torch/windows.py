@@ -17,11 +17,12 @@ from .samples import TENSOR, Key
 class WindowedDataset(Dataset[Any]):
     """Windows of a dataset's rows, such as pieces of time series.
 
-    Sample i is the rows s, s + dilation, ... (`window` of them) with s = i * stride, or
-    starts[i]: the fields of ds, or those chosen by `fields`, stacked as (window, *shape)
-    in the structure of a sample, as tensors or arrays. They are as stored: decode is not
-    applied. ds: a DistDataset or DistDatasetReader, which the caller frees. A batch is
-    one read_rows(). A window past the end, or before the start: IndexError.
+    Sample i is the rows s, s + dilation, ... (`window` of them) with s = i * stride,
+    or starts[i]: the fields of ds, or those chosen by `fields`, stacked as (window,
+    *shape) in the structure of a sample, as tensors or arrays. They are as stored:
+    decode is not applied. ds: a DistDataset or DistDatasetReader, which the caller
+    frees. A batch is one read_rows(). A window past the end, or before the start:
+    IndexError.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class WindowedDataset(Dataset[Any]):
         for field in self._structure.fields:
             if field.ragged:
                 raise ValueError(
-                    f"field {field.key!r} is ragged and can't be stacked: choose others "
-                    "by fields="
+                    f"field {field.key!r} is ragged and can't be stacked: choose "
+                    "others by fields="
                 )
         self._steps = np.arange(window, dtype=np.int64) * dilation
         self._starts = self._all_starts(starts, stride, len(ds))
@@ -64,7 +65,7 @@ class WindowedDataset(Dataset[Any]):
                 f"window {bad[0]} has rows {start} to {start + int(self._steps[-1])}: "
                 f"the dataset has {total}"
             )
-        return given.copy()
+        return np.array(given, np.int64)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -84,7 +85,7 @@ class WindowedDataset(Dataset[Any]):
     ) -> list[Any]:
         """Each field of these windows as one batch."""
         numbers = row_numbers(indices, len(self))
-        if numbers.size and not (0 <= numbers.min() and numbers.max() < len(self)):
+        if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(self)):
             if not single:
                 self.dataset._fail_together([len(self.dataset)])
             raise IndexError(

@@ -62,8 +62,10 @@ _UNREGISTERED = ("self", "local", "tcp")  # paths on which registering saves not
 
 
 class BufferPool:
-    """Sets of registered buffers, each used by one batch at a time. saves: whether reads
-    into them are faster than into fresh memory."""
+    """Sets of registered buffers, each used by one batch at a time.
+
+    saves: whether reads into them are faster than into fresh memory.
+    """
 
     def __init__(self, dataset: Rows | WindowedDataset, sets: int, rows: int) -> None:
         self.dataset = dataset

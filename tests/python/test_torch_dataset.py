@@ -16,12 +16,12 @@ from members import Member, Members, environment, raises
 
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
-import torch  # noqa: E402
-from torch.utils.data import ConcatDataset, Subset, random_split  # noqa: E402
-from torch_support import Many, Source, every_kind, pair, same  # noqa: E402
+import torch
+from torch.utils.data import ConcatDataset, Subset, random_split
+from torch_support import Many, Source, every_kind, pair, same
 
-import pyddstore  # noqa: E402
-from pyddstore.torch import DistDataset, DistDatasetReader  # noqa: E402
+import pyddstore
+from pyddstore.torch import DistDataset, DistDatasetReader
 
 
 def dataset(m: Member, source: Any, name: str = "ds", **more: Any) -> DistDataset:
@@ -190,7 +190,7 @@ def test_encode_decode_fields(here: Any) -> None:
     ds = here(Source(4, pair), fields=[1])
     assert ds[3] == (3,)
     assert list(ds.read_rows([0])) == [1]
-    with pytest.raises(KeyError, match="'nothing'.*'text'"):
+    with pytest.raises(KeyError, match=r"'nothing'.*'text'"):
         here(Source(4), fields=["int", "nothing"])
     for bad in ([], ["int", "int"]):
         with pytest.raises(ValueError, match="fields"):
@@ -224,7 +224,10 @@ def test_rows_and_buffers(here: Any) -> None:
         assert isinstance(batch, torch.Tensor if "tensor" in key else object)
         for n, sample in enumerate(samples):
             assert np.array_equal(tensor_bytes(batch[n]), tensor_bytes(sample[key]))
-    assert list(ds.read_rows(wanted, ["int", "float tensor"])) == ["float tensor", "int"]
+    assert list(ds.read_rows(wanted, ["int", "float tensor"])) == [
+        "float tensor",
+        "int",
+    ]
     with pytest.raises(KeyError, match="nothing"):
         ds.read_rows(wanted, ["nothing"])
 
@@ -324,11 +327,11 @@ def test_arguments(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def over_filecomm(m: Member) -> None:
     with pyddstore.FileComm(m.dir, m.rank, m.size, "app") as comm:
         with DistDataset(Source(5), "a", comm, method=2) as one:
-            with DistDataset(Source(4), "b", comm) as two, \
-                    DistDataset(Source(3), "a", comm, ddstore_width=1) as three:  # fmt: skip
+            with DistDataset(Source(4), "b", comm) as two:
+                with DistDataset(Source(3), "a", comm, ddstore_width=1) as three:
+                    read_it_all(three, 3)
                 read_it_all(one, 5)
                 read_it_all(two, 4)
-                read_it_all(three, 3)
                 assert os.path.exists(os.path.join(m.dir, "a.meta.json"))
                 comm.barrier()
         comm.barrier()

@@ -12,10 +12,10 @@ from members import Member, Members, raises
 
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
-import torch  # noqa: E402
-from torch_support import Source, pair, same  # noqa: E402
+import torch
+from torch_support import Source, pair, same
 
-from pyddstore.torch import DistDataset, Ragged  # noqa: E402
+from pyddstore.torch import DistDataset, Ragged
 
 SOON_S = 15.0  # the machine may be loaded
 COUNT = 7
@@ -70,7 +70,9 @@ BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
         good(1) | {"x": torch.zeros(2, 3, device="meta")},
         RuntimeError, ["'x'", "meta", "host memory"],
     ),
-    "large number": (good(1) | {"n": 2**63}, ValueError, ["'n'", str(2**63), "64 bits"]),
+    "large number": (
+        good(1) | {"n": 2**63}, ValueError, ["'n'", str(2**63), "64 bits"],
+    ),
     "missing field": (
         {k: v for k, v in good(1).items() if k != "n"}, ValueError, ["no field 'n'"],
     ),
@@ -144,7 +146,12 @@ def bad_arguments(m: Member) -> None:
         (ValueError, ["rank 1", "chunk_size"], source, {"chunk_size": 0}),
         (KeyError, ["rank 1", "'zz'", "'x'"], source, {"fields": ["zz"]}),
         (RuntimeError, ["rank 1", "cuda"], source, {"device": "cuda"}),
-        (ValueError, ["'x'", "shape"], source, {"encode": lambda s: s | {"x": s["x"][:1]}}),
+        (
+            ValueError,
+            ["'x'", "shape"],
+            source,
+            {"encode": lambda s: s | {"x": s["x"][:1]}},
+        ),
         (RuntimeError, ["rank 1", "encode", "Odd"], source, {"encode": raise_odd}),
         (ValueError, ["ddstore_width"], source, {"ddstore_width": 1}),
     ]
@@ -171,8 +178,12 @@ def failures_in_public_means(m: Member) -> None:
 
     with pyddstore.FileComm(m.dir, m.rank, m.size, "app") as comm:
         for _ in range(3):
-            raises(TypeError, "sample 5", "'n'",
-                   call=lambda: DistDataset(With(5, good(1) | {"n": None}), "ds", comm))
+            raises(
+                TypeError,
+                "sample 5",
+                "'n'",
+                call=lambda: DistDataset(With(5, good(1) | {"n": None}), "ds", comm),
+            )
             comm.barrier()
         with DistDataset(Source(COUNT, pair), "ds", comm) as ds:
             assert ds[6][1] == 6

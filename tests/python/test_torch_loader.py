@@ -17,8 +17,8 @@ from members import Member, Members
 
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
-import torch  # noqa: E402
-from torch.utils.data import (  # noqa: E402
+import torch
+from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
@@ -27,9 +27,9 @@ from torch.utils.data import (  # noqa: E402
     Subset,
     WeightedRandomSampler,
 )
-from torch_support import Source, graph, pair, same  # noqa: E402
+from torch_support import Source, graph, pair, same
 
-from pyddstore.torch import (  # noqa: E402
+from pyddstore.torch import (
     DistDataset,
     ThreadDataLoader,
     WindowedDataset,
@@ -157,8 +157,10 @@ def test_windows_and_graphs(ds: Any, tmp_path: Any) -> None:
             }
 
         want = list(DataLoader(graphs, batch_size=7, collate_fn=join))
-        with ThreadDataLoader(graphs, batch_size=7, collate_fn=join, num_workers=2,
-                              reuse_buffers=True, collate_copies=True) as loader:  # fmt: skip
+        with ThreadDataLoader(
+            graphs, batch_size=7, collate_fn=join, num_workers=2,
+            reuse_buffers=True, collate_copies=True,
+        ) as loader:  # fmt: skip
             same(list(loader), want)
 
 
@@ -205,7 +207,9 @@ def test_batches_in_flight(workers: int, prefetch: int | None) -> None:
 
 
 def test_separate_iterators(ds: Any) -> None:
-    with ThreadDataLoader(ds, batch_size=5, num_workers=1, reuse_buffers=True) as loader:
+    with ThreadDataLoader(
+        ds, batch_size=5, num_workers=1, reuse_buffers=True
+    ) as loader:
         one, other = iter(loader), iter(loader)
         assert one is not other
         first = next(one)
@@ -292,7 +296,7 @@ def test_timeout() -> None:
     slow = Slow()
     slow.gate.clear()
     batches = iter(ThreadDataLoader(slow, num_workers=1, timeout=0.2))
-    with pytest.raises(RuntimeError, match="timed out after 0.2 seconds"):
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds"):
         next(batches)
     slow.gate.set()
     assert next(batches) == 0
@@ -378,7 +382,9 @@ def test_buffers_grow(ds: Any) -> None:
 
 def test_batches_stay(ds: Any) -> None:
     """What was returned isn't overwritten when buffers are used again."""
-    with ThreadDataLoader(ds, batch_size=4, num_workers=2, reuse_buffers=True) as loader:
+    with ThreadDataLoader(
+        ds, batch_size=4, num_workers=2, reuse_buffers=True
+    ) as loader:
         kept = list(loader)
         list(loader)
         same(kept, list(DataLoader(ds, batch_size=4)))

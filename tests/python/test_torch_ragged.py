@@ -11,11 +11,11 @@ from members import Member, Members, raises
 
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
-import torch  # noqa: E402
-from torch.utils.data import Subset  # noqa: E402
-from torch_support import Source, graph, same  # noqa: E402
+import torch
+from torch.utils.data import Subset
+from torch_support import Source, graph, same
 
-from pyddstore.torch import (  # noqa: E402
+from pyddstore.torch import (
     DistDataset,
     DistDatasetReader,
     Ragged,

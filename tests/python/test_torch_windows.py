@@ -10,11 +10,11 @@ from members import Member, Members
 
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
-import torch  # noqa: E402
-from torch.utils.data import ConcatDataset, DataLoader, Subset  # noqa: E402
-from torch_support import Source, pair, same  # noqa: E402
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Subset
+from torch_support import Source, pair, same
 
-from pyddstore.torch import DistDataset, WindowedDataset, row_of  # noqa: E402
+from pyddstore.torch import DistDataset, WindowedDataset, row_of
 
 COUNT = 23
 

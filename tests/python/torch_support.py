@@ -112,3 +112,47 @@ def graph(i: int) -> dict[str, Any]:
         "edges": random.integers(0, nodes, (edges, 2)),
         "y": float(i),
     }
+
+
+def numbered(stored: Any, index: int) -> dict[str, Any]:
+    """A decode that can be sent to another process."""
+    import os
+    import sys
+
+    return {
+        "sample": stored,
+        "index": index,
+        "pid": os.getpid(),
+        "mpi": "mpi4py" in sys.modules,
+    }
+
+
+def as_list(batch: list[Any]) -> list[Any]:
+    """A collate_fn that can be sent to another process."""
+    return batch
+
+
+class Ending:
+    """A dataset of which reading one sample ends the process, or raises."""
+
+    def __init__(self, ds: Any, at: int, how: str) -> None:
+        self.ds, self.at, self.how = ds, at, how
+
+    def __len__(self) -> int:
+        return len(self.ds)
+
+    def __getitem__(self, i: int) -> Any:
+        import os
+        import signal
+        import sys
+
+        sample = self.ds[i]
+        if i == self.at:
+            if self.how == "raises":
+                raise LookupError("on purpose")
+            if self.how == "exits":
+                sys.exit(3)
+            if self.how == "ends":
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
