@@ -17,9 +17,9 @@ from .samples import TENSOR, Key
 class WindowedDataset(Dataset[Any]):
     """Windows of a dataset's rows, such as pieces of time series.
 
-    Sample i is the rows s, s + dilation, ... (`window` of them) with s = i * stride,
-    or starts[i]: the fields of ds, or those chosen by `fields`, stacked as (window,
-    *shape) in the structure of a sample, as tensors or arrays. They are as stored:
+    Sample i is the rows s, s + dilation, ... (`window` of them) with s = i * stride, or
+    starts[i]: the fields of ds, or those chosen by `fields`, stacked, as tensors or
+    arrays of ``(window, *shape)`` in the structure of a sample. They are as stored:
     decode is not applied. ds: a DistDataset or DistDatasetReader, which the caller
     frees. A batch is one read_rows(). A window past the end, or before the start:
     IndexError.
