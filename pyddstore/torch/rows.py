@@ -114,7 +114,8 @@ class Rows(Dataset[Any]):
             if self._record is not None:
                 self._store = pickle.loads(self._record)
             elif self._store is not None:
-                self._store = self._store.fork_reader()
+                parent: Any = self._store
+                self._store = parent.fork_reader()
             self._record = None
             self._pid = os.getpid()
 
