@@ -124,9 +124,7 @@ class Rows(Dataset[Any]):
             raise RuntimeError(_NO_WORKERS)
         record = self._record
         if record is None:
-            if self._freed:
-                raise _core.StoreClosedError(f"the dataset {self.name!r} was freed")
-            record = pickle.dumps(self._store)
+            record = pickle.dumps(self.ddstore)
         state = {k: v for k, v in self.__dict__.items() if k not in _OWN}
         return state | {"_record": record, "_store": None, "_pid": None}
 
@@ -218,6 +216,8 @@ class Rows(Dataset[Any]):
         again. Any thread; with method 0 collective: every rank calls it as often, from
         one thread.
         """
+        if type(self).__getitem__ is not Rows.__getitem__:
+            return [self[i] for i in indices]  # what a subclass makes of them
         rows = self._checked(indices)
         read = self._read(rows, self._structure.fields, out)
         n = len(rows)
