@@ -491,11 +491,8 @@ def test_decode_and_other_containers(tmp_path: Any) -> None:
             same(got, want)
 
 
-def strings(tmp_path: Any) -> None:
-    """What the default collate_fn refuses, it refuses here."""
-
-
 def test_uncollatable(tmp_path: Any) -> None:
+    """What the default collate_fn refuses, it refuses here."""
     with DistDataset(
         [np.array([b"ab"])], "s", rank=0, size=1, handshake_dir=str(tmp_path / "h")
     ) as ds:
