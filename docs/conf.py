@@ -1,6 +1,7 @@
 """How Sphinx makes the documentation."""
 
 import importlib.metadata
+import importlib.util
 import pathlib
 import sys
 
@@ -23,3 +24,4 @@ myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+autodoc_mock_imports = [] if importlib.util.find_spec("torch") else ["torch"]

@@ -374,6 +374,23 @@ cdef class Store(Handle):
             self._py_get += seconds() - begun
         return 0
 
+    def _get_runs(self, name, arr, runs):
+        """get_batch() of runs of rows, back to back. runs: int64 (n, 2), C-contiguous:
+        first row and number of rows each."""
+        cdef const int64_t[:, ::1] run = runs
+        cdef Py_ssize_t i
+        cdef int64_t total = 0, row
+        for i in range(run.shape[0]):
+            total += run[i, 1]
+        rows = np.empty(total, np.int64)
+        cdef int64_t *at = <int64_t *>cnp.PyArray_DATA(<cnp.ndarray>rows)
+        with nogil:
+            for i in range(run.shape[0]):
+                for row in range(run[i, 0], run[i, 0] + run[i, 1]):
+                    at[0] = row
+                    at += 1
+        self.get_batch(name, arr, rows)
+
     # -- destinations that are used again --
 
     def register_recv(self, name, arr):

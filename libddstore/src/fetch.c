@@ -219,17 +219,25 @@ int ddstore__check_rows(const ddstore_var *var, const int64_t *rows, size_t n,
         (long long)rows[i], i, var->name, (unsigned long long)total);
 }
 
-/* The sources of a block of rows. Rows that are not mapped are appended to far, and
+/* The sources of a block of rows, those of neighbours in one piece; returns how many
+ * there are, or a negative code. Rows that are not mapped are appended to far, and
  * their source is NULL. */
 static int find_sources(ddstore_var *var, const int64_t *rows, size_t n, size_t place,
                         struct iovec *source, ddstore__far_row *far, size_t *n_far,
                         ddstore_error *err)
 {
+    int found = 0;
+    int64_t end = 0; /* of the shard, if the row before is mapped */
     for (size_t i = 0; i < n; i++) {
+        if (rows[i] < end && rows[i] == rows[i - 1] + 1) {
+            source[found - 1].iov_len += var->row_bytes;
+            continue;
+        }
+        end = 0;
         int rank = ddstore__layout_rank(&var->layout, rows[i]);
         ddstore__attachment *a = &var->part[rank];
         const uint8_t *data = mapped(var, a);
-        source[i] = (struct iovec){NULL, var->row_bytes};
+        source[found++] = (struct iovec){NULL, var->row_bytes};
         if (!data && !far)
             return ddstore__fail(err, DDSTORE_ECLOSED, "the store was freed");
         if (!data) {
@@ -239,15 +247,16 @@ static int find_sources(ddstore_var *var, const int64_t *rows, size_t n, size_t 
         if (!ddstore__mapped_ok(a))
             return name_rank(rank, ddstore__mapped_error(a, err), err);
         uint64_t first = (uint64_t)(rows[i] - var->layout.start[rank]);
-        source[i].iov_base = (void *)(data + first * var->row_bytes);
+        source[found - 1].iov_base = (void *)(data + first * var->row_bytes);
+        end = var->layout.start[rank + 1];
     }
-    return DDSTORE_OK;
+    return found;
 }
 
 /* Copies those that are mapped; their neighbours in the destination come by network. */
 static void copy_some(uint8_t *dst, const struct iovec *source, size_t n)
 {
-    for (size_t i = 0; i < n; i++, dst += source->iov_len)
+    for (size_t i = 0; i < n; dst += source[i++].iov_len)
         if (source[i].iov_base)
             memmove(dst, source[i].iov_base, source[i].iov_len);
 }
@@ -262,14 +271,14 @@ int ddstore__copy_mapped(ddstore_var *var, const int64_t *rows, size_t n, uint8_
     for (size_t at = 0; at < n; at += BLOCK) {
         size_t block = n - at < BLOCK ? n - at : BLOCK, before = *n_far;
         int rc = find_sources(var, rows + at, block, at, source, far, n_far, err);
-        if (rc)
+        if (rc < 0)
             return rc;
         if (!copy)
             continue;
         if (*n_far == before)
-            ddstore__copy_pieces(dst + at * var->row_bytes, source, block);
+            ddstore__copy_pieces(dst + at * var->row_bytes, source, (size_t)rc);
         else
-            copy_some(dst + at * var->row_bytes, source, block);
+            copy_some(dst + at * var->row_bytes, source, (size_t)rc);
     }
     return DDSTORE_OK;
 }

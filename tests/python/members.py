@@ -95,6 +95,7 @@ def load(path: str) -> dict[str, Any]:
             isinstance(n, ast.Name) and n.id == "pytest" for n in ast.walk(node)
         )
 
+    sys.path.append(os.path.dirname(path))  # helpers beside it
     tree = ast.parse(pathlib.Path(path).read_bytes())
     tree.body = [node for node in tree.body if wanted(node)]
     space: dict[str, Any] = {"__name__": "member", "__file__": path}
