@@ -135,13 +135,13 @@ def loader_of(
 
 @dataclass
 class Report:
-    """What a rank has to tell: by epoch, and how it reads from each rank."""
+    """What a rank has to tell: losses by epoch, times, how it reads from each rank."""
 
     host: str = field(default_factory=lambda: os.uname().nodename)
     losses: list[float] = field(default_factory=list)
     samples: int = 0
-    fetching: list[float] = field(default_factory=list)  # seconds
-    computing: list[float] = field(default_factory=list)
+    fetching: float = 0.0  # seconds
+    computing: float = 0.0
     paths: list[str] = field(default_factory=list)
 
 
@@ -181,7 +181,6 @@ def run_epoch(
     """One pass. Returns the mean loss over all ranks; computing includes waiting for
     the gradients of the others."""
     total = torch.zeros(2, dtype=torch.float64)  # of losses, of samples
-    fetching = computing = 0.0
     before = time.perf_counter()
     batches = iter(loader)
     while (batch := next(batches, None)) is not None:
@@ -192,14 +191,12 @@ def run_epoch(
         optimizer.step()
         total += torch.tensor([loss.item() * count, count], dtype=torch.float64)
         after = time.perf_counter()
-        fetching += fetched - before
-        computing += after - fetched
+        report.fetching += fetched - before
+        report.computing += after - fetched
         before = after
         progress.step()
-    fetching += time.perf_counter() - before
+    report.fetching += time.perf_counter() - before
     report.samples += int(total[1])
-    report.fetching.append(fetching)
-    report.computing.append(computing)
     dist.all_reduce(total)
     return float(total[0] / total[1])
 
@@ -255,10 +252,10 @@ def show(reports: Sequence[Report]) -> None:
     for rank, one in enumerate(reports):
         paths = ", ".join(f"{peer} {path}" for peer, path in enumerate(one.paths))
         print(
-            f"rank {rank} on {one.host}: {sum(one.fetching):.3f} s fetching, "
-            f"{sum(one.computing):.3f} s computing; ranks by path: {paths}"
+            f"rank {rank} on {one.host}: {one.fetching:.3f} s fetching, "
+            f"{one.computing:.3f} s computing; ranks by path: {paths}"
         )
-    seconds = max(sum(one.fetching) + sum(one.computing) for one in reports)
+    seconds = max(one.fetching + one.computing for one in reports)
     samples = sum(one.samples for one in reports)
     print(f"{samples:,} samples in {seconds:.1f} s: {samples / seconds:,.0f} samples/s")
 
@@ -275,13 +272,15 @@ def plot(reports: Sequence[Report], title: str, path: str) -> None:
     left.plot(range(1, len(losses) + 1), losses, color="#2a7f62")
     left.set(xlabel="epoch", ylabel="loss", title=title)
     ranks = range(len(reports))
-    fetching = [sum(one.fetching) for one in reports]
-    computing = [sum(one.computing) for one in reports]
+    fetching = [one.fetching for one in reports]
+    computing = [one.computing for one in reports]
     right.bar(ranks, computing, color="#95a5a6", label="computing")
     right.bar(ranks, fetching, bottom=computing, color="#c0392b", label="fetching")
     right.set(xlabel="rank", ylabel="seconds", title="where the time went")
-    right.xaxis.get_major_locator().set_params(integer=True)
-    right.legend()
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    right.margins(y=0.2)  # for the legend
+    right.legend(loc="upper center", ncols=2)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     print(f"plot: {path}")
