@@ -329,6 +329,8 @@ def other(dir: str, rows: int, done: Any) -> None:
         os.environ["DDSTORE_SHM"] = shm
         kept.append(graphs(1, dir))
     done.wait()
+    for one in kept:
+        one.free()
 
 
 def show(title: str, figures: dict[str, float], unit: str, base: str) -> None:
@@ -384,6 +386,8 @@ def main() -> None:
         rates = measure(loaders, given.rounds if loaders else 0)
         profile = ds.ddstore.get_profile("rows/0")
         batches = {path: graph_epochs(g, given.rounds) for path, g in sets.items()}
+        for one in (ds, *sets.values()):
+            one.free()
         done.set()
         peer.join()
     if rates:

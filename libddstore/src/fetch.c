@@ -220,8 +220,8 @@ int ddstore__check_rows(const ddstore_var *var, const int64_t *rows, size_t n,
 }
 
 /* The sources of a block of rows, those of neighbours in one piece; returns how many
- * there are, or a negative code. Rows that are not mapped are appended to far, and their
- * source is NULL. */
+ * there are, or a negative code. Rows that are not mapped are appended to far, and
+ * their source is NULL. */
 static int find_sources(ddstore_var *var, const int64_t *rows, size_t n, size_t place,
                         struct iovec *source, ddstore__far_row *far, size_t *n_far,
                         ddstore_error *err)

@@ -125,11 +125,10 @@ def plan(
     def first() -> Structure | None:
         if not share.indices:
             return None
+        sample = share.first()
         try:
-            return structure_of(share.first(), fields, declared)
+            return structure_of(sample, fields, declared)
         except Exception as exc:
-            if str(exc).startswith("sample"):
-                raise
             raise named(f"sample {share.indices[0]}", exc) from exc
 
     found = [one for one in meeting.agree(first) if one is not None]
@@ -155,21 +154,32 @@ def _with_lengths(
         return Plan(structure, {}, {})
     if share._step == 1 and share._many is None:
         share.keep()
-    everyone = meeting.agree(lambda: _measured(share, loose))
-    mine = everyone[meeting.rank]
+    mine: Lengths = {}
+
+    def measured() -> dict[Key, tuple[int, int, int]]:
+        mine.update(_measured(share, loose))
+        return {
+            key: (int(n.min()), int(n.max()), int(n.sum()))
+            for key, n in mine.items()
+            if len(n)
+        }
+
+    everyone = meeting.agree(measured)
     fields, lengths, starts = [], {}, {}
     for tight, field in zip(structure.fields, loose.fields, strict=True):
         if not field.ragged:
             fields.append(field)
             continue
         key = field.key
-        all = np.concatenate([one[key] for one in everyone])
-        if not tight.ragged and all.min() == all.max():
+        known = [one[key] for one in everyone if key in one]
+        longest = max(most for _, most, _ in known)
+        if not tight.ragged and longest == min(least for least, _, _ in known):
             fields.append(tight)
             continue
-        fields.append(replace(field, longest=int(all.max())))
+        fields.append(replace(field, longest=longest))
         lengths[key] = mine[key]
-        starts[key] = int(sum(one[key].sum() for one in everyone[: meeting.rank]))
+        before = everyone[: meeting.rank]
+        starts[key] = sum(one[key][2] for one in before if key in one)
     whole = replace(structure, fields=tuple(fields))
     _check_keys(whole)
     return Plan(whole, lengths, starts)

@@ -7,8 +7,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
 from typing import Any
 
 import torch
@@ -68,6 +67,7 @@ class ThreadDataLoader(DataLoader[Any]):
             self._direct = direct(find(dataset))
         if reuse_buffers:
             self._pool = self._new_pool(dataset, collate_copies)
+            weakref.finalize(self, self._pool.close).atexit = False
 
     def _new_pool(self, dataset: Any, collate_copies: bool) -> BufferPool:
         if self.batch_sampler is None:
@@ -170,8 +170,11 @@ class _Batches(Iterator[Any]):
             self._end()
             raise StopIteration
         first = self._futures[0]
-        if not wait_for([first], self._timeout).done:
-            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        try:
+            first.exception(self._timeout)
+        except TimeoutError:
+            text = f"DataLoader timed out after {self._timeout} seconds"
+            raise RuntimeError(text) from None
         self._futures.popleft()
         self._submit()
         return first.result()

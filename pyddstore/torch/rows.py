@@ -114,7 +114,8 @@ class Rows(Dataset[Any]):
             if self._record is not None:
                 self._store = pickle.loads(self._record)
             elif self._store is not None:
-                self._store = self._store.fork_reader()
+                parent: Any = self._store
+                self._store = parent.fork_reader()
             self._record = None
             self._pid = os.getpid()
 
@@ -123,9 +124,7 @@ class Rows(Dataset[Any]):
             raise RuntimeError(_NO_WORKERS)
         record = self._record
         if record is None:
-            if self._freed:
-                raise _core.StoreClosedError(f"the dataset {self.name!r} was freed")
-            record = pickle.dumps(self._store)
+            record = pickle.dumps(self.ddstore)
         state = {k: v for k, v in self.__dict__.items() if k not in _OWN}
         return state | {"_record": record, "_store": None, "_pid": None}
 
@@ -217,6 +216,8 @@ class Rows(Dataset[Any]):
         again. Any thread; with method 0 collective: every rank calls it as often, from
         one thread.
         """
+        if type(self).__getitem__ is not Rows.__getitem__:
+            return [self[i] for i in indices]  # what a subclass makes of them
         rows = self._checked(indices)
         read = self._read(rows, self._structure.fields, out)
         n = len(rows)

@@ -94,7 +94,7 @@ def tensor_array(tensor: torch.Tensor) -> NDArray[Any]:
     dtype."""
     dtype = _numpy_of(tensor.dtype)
     if dtype is None:
-        tensor = tensor.view(_WORDS[tensor.dtype.itemsize][0])
+        tensor = tensor.view(_WORDS[tensor.element_size()][0])
     return cast(NDArray[Any], tensor.numpy())
 
 
@@ -134,7 +134,9 @@ class Field:
         if self.kind != TENSOR:
             return self.dtype  # type: ignore[no-any-return]
         known = _numpy_of(self.dtype)
-        return _WORDS[self.dtype.itemsize][1] if known is None else known
+        if known is None:
+            return _WORDS[torch.empty(0, dtype=self.dtype).element_size()][1]
+        return known
 
     @property
     def disp(self) -> int:

@@ -78,6 +78,8 @@ class WindowedDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int], out: Buffers | None = None) -> Any:
         """``[self[i] for i in indices]``, by one read_rows(). out: of alloc(). Threads
         as for the dataset's."""
+        if type(self).__getitem__ is not WindowedDataset.__getitem__:
+            return [self[i] for i in indices]  # what a subclass makes of them
         return self._samples(self._stacked(indices, out), len(indices))
 
     def _stacked(

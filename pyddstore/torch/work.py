@@ -70,25 +70,12 @@ class BufferPool:
     def __init__(self, dataset: Rows | WindowedDataset, sets: int, rows: int) -> None:
         self.dataset = dataset
         self._free: queue.SimpleQueue[Buffers | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._all: list[Buffers] = []
         self._closed = False
         self._rows = rows
         store = next(rows_below(dataset)).ddstore
         self.saves = any(p["path"] not in _UNREGISTERED for p in store.transports())
         for _ in range(sets):
-            self._free.put(self._new(rows))
-
-    def _new(self, rows: int) -> Buffers:
-        buffers = self.dataset.alloc(rows)
-        with self._lock:
-            self._all.append(buffers)
-        return buffers
-
-    def _drop(self, buffers: Buffers) -> None:
-        with self._lock:
-            self._all = [one for one in self._all if one is not buffers]
-        self.dataset.release(buffers)
+            self._free.put(dataset.alloc(rows))
 
     @contextmanager
     def borrowed(self, rows: int) -> Iterator[Buffers]:
@@ -102,20 +89,26 @@ class BufferPool:
                 self._rows = rows
             if buffers is not None and rows > buffers.rows:
                 old, buffers = buffers, None
-                self._drop(old)
+                self.dataset.release(old)
             if buffers is None:
-                buffers = self._new(self._rows)
+                buffers = self.dataset.alloc(self._rows)
             yield buffers
         finally:
             self._free.put(buffers)
+            if self._closed:
+                self.close()
 
     def close(self) -> None:
-        """Releases all buffers. No batch is being read any more."""
+        """Releases all buffers, those in use once they are given back."""
         self._closed = True
-        with self._lock:
-            left, self._all = self._all, []
-        for buffers in left:
-            self.dataset.release(buffers)
+        while True:
+            try:
+                buffers = self._free.get_nowait()
+            except queue.Empty:
+                break
+            if buffers is not None:
+                self.dataset.release(buffers)
+        self._free.put(None)  # whoever waits for buffers hears of it
 
 
 class Work:

@@ -241,17 +241,65 @@ def test_left_early(ds: Any, reuse: bool) -> None:
         iter(loader)
 
 
-def test_close_ends_iterators(ds: Any) -> None:
+class Counting:
+    """Counts the buffers of a dataset that are registered."""
+
+    def __init__(self, ds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        alloc, release = ds.alloc, ds.release
+
+        def counted_alloc(n: int) -> Any:
+            self.count += 1
+            return alloc(n)
+
+        def counted_release(bufs: Any) -> None:
+            release(bufs)
+            self.count -= 1
+
+        monkeypatch.setattr(ds, "alloc", counted_alloc)
+        monkeypatch.setattr(ds, "release", counted_release)
+
+
+def test_dropped_loaders_release_buffers(
+    ds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registered = Counting(ds, monkeypatch)
+    for _ in range(10):
+        loader = ThreadDataLoader(ds, batch_size=2, num_workers=2, reuse_buffers=True)
+        batches = iter(loader)
+        next(batches)
+        assert registered.count >= 2
+        del loader, batches
+        gc.collect()
+    threads_are(0)
+    assert registered.count == 0
+
+
+def test_subclasses(ds: Any) -> None:
+    """One that overrides single samples is asked for these."""
+
+    class Doubled(DistDataset):
+        def __getitem__(self, i: Any) -> Any:
+            return super().__getitem__(i)["int"] * 2
+
+    ds.__class__ = Doubled
+    assert ds.__getitems__([3, -1]) == [6, 2 * COUNT - 2]
+    assert next(iter(DataLoader(ds, batch_size=3))).tolist() == [0, 2, 4]
+    for more in ({}, {"num_workers": 1}, {"reuse_buffers": True}):
+        loader = ThreadDataLoader(ds, batch_size=3, **more)
+        assert next(iter(loader)).tolist() == [0, 2, 4]
+
+
+def test_close_ends_iterators(ds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered = Counting(ds, monkeypatch)
     loader = ThreadDataLoader(ds, batch_size=2, num_workers=2, reuse_buffers=True)
     batches = iter(loader)
     next(batches)
-    pool = loader._pool
     loader.close()
     assert threads() == 0
     with pytest.raises(StopIteration):
         next(batches)
-    assert pool is not None
-    assert pool._all == []
+    assert registered.count == 0
 
 
 class Failing(Slow):
@@ -443,11 +491,8 @@ def test_decode_and_other_containers(tmp_path: Any) -> None:
             same(got, want)
 
 
-def strings(tmp_path: Any) -> None:
-    """What the default collate_fn refuses, it refuses here."""
-
-
 def test_uncollatable(tmp_path: Any) -> None:
+    """What the default collate_fn refuses, it refuses here."""
     with DistDataset(
         [np.array([b"ab"])], "s", rank=0, size=1, handshake_dir=str(tmp_path / "h")
     ) as ds:

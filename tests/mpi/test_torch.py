@@ -1,0 +1,196 @@
+"""Datasets over a communicator, by every method; what is collective with method 0."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="optional: torch is not installed")
+
+import torch
+from mpi4py import MPI
+from torch.utils.data import DataLoader, DistributedSampler, Subset
+
+from pyddstore.torch import (
+    DistDataset,
+    DistDatasetReader,
+    ThreadDataLoader,
+    WindowedDataset,
+)
+
+pytestmark = pytest.mark.mpi
+
+COUNT = 13
+
+
+class Source:
+    def __init__(self, count: int = COUNT, lengths: bool = False) -> None:
+        self.count, self.lengths = count, lengths
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> Any:
+        if self.lengths:
+            return {"x": np.full((i % 4, 2), i), "n": i}
+        return torch.full((2, 3), float(i)), i
+
+
+def numbers(samples: Any) -> list[int]:
+    for x, n in samples:
+        assert torch.equal(x, torch.full((2, 3), float(n)))
+    return [n for _, n in samples]
+
+
+@pytest.fixture(params=[0, 1, 2])
+def method(request: Any) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(params=["1", "0"], ids=["mapped", "far"])
+def ds(
+    comm: Any, shared_dir: str, method: int, request: Any, monkeypatch: Any
+) -> Iterator[DistDataset]:
+    monkeypatch.setenv("DDSTORE_SHM", request.param)
+    with DistDataset(
+        Source(), "ds", comm, method=method, handshake_dir=shared_dir
+    ) as ds:
+        yield ds
+        comm.Barrier()
+
+
+def test_samples(comm: Any, ds: DistDataset) -> None:
+    assert ds.ddstore.size == comm.size
+    assert numbers([ds[i] for i in range(-COUNT, COUNT)]) == list(range(COUNT)) * 2
+    # Of method 0, single ones aren't collective: each rank reads as many as it likes.
+    assert numbers([ds[0] for _ in range(comm.rank)]) == [0] * comm.rank
+    wanted = [(comm.rank + 3 * i) % COUNT for i in range(comm.rank)]
+    assert numbers(ds.__getitems__(wanted)) == wanted
+    assert ds.__getitems__([]) == []
+    rows = ds.read_rows([1, comm.rank], [1])
+    assert rows[1].tolist() == [1, comm.rank]
+    windows = WindowedDataset(ds, 3)
+    assert windows[comm.rank][1].tolist() == [comm.rank, comm.rank + 1, comm.rank + 2]
+    assert windows.__getitems__([4])[0][1].tolist() == [4, 5, 6]
+
+
+def test_bad_index_on_one_rank(comm: Any, ds: DistDataset) -> None:
+    """With method 0 all ranks hear of it; then all go on."""
+    last = comm.size - 1
+    mine = [0, COUNT] if comm.rank == last else [0, 1]
+    calls = [lambda: ds.__getitems__(mine), lambda: ds.read_rows(mine, [1])]
+    windows = WindowedDataset(ds, 2)
+    calls.append(lambda: windows.__getitems__(mine))
+    for call in calls:
+        if comm.rank == last or ds.ddstore.method == 0:
+            with pytest.raises(IndexError, match=str(COUNT)):
+                call()
+        else:
+            call()
+        assert numbers(ds.__getitems__([comm.rank])) == [comm.rank]
+
+
+def test_bad_buffers_on_one_rank(comm: Any, ds: DistDataset) -> None:
+    bufs = ds.alloc(1 if comm.rank == 0 else 4)
+    if comm.rank == 0:
+        with pytest.raises((ValueError, TypeError)):
+            ds.__getitems__([1, 2], out=bufs)
+    elif ds.ddstore.method == 0:
+        with pytest.raises((ValueError, TypeError), match="rank 0"):
+            ds.__getitems__([1, 2], out=bufs)
+    assert numbers(ds.__getitems__([3])) == [3]
+    ds.release(bufs)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_thread_loader(comm: Any, ds: DistDataset, reuse: bool) -> None:
+    sampler = DistributedSampler(ds, comm.size, comm.rank, seed=3)
+    want = [batch[1].tolist() for batch in batches_of(sampler)]
+    for workers in (0, 1):
+        with ThreadDataLoader(
+            ds, batch_size=2, sampler=sampler, num_workers=workers, reuse_buffers=reuse
+        ) as loader:
+            for _ in range(3):
+                got = list(loader)
+                assert [batch[1].tolist() for batch in got] == want
+                for x, n in got:
+                    assert torch.equal(x[:, 1, 2], n.float())
+            # All leave early, and begin again.
+            for _ in range(5):
+                for count, _batch in enumerate(loader):
+                    if count == 1:
+                        break
+                gc.collect()
+            assert [batch[1].tolist() for batch in loader] == want
+        comm.Barrier()
+
+
+def batches_of(sampler: Any) -> Any:
+    samples = [Source()[i] for i in range(COUNT)]
+    return DataLoader(samples, batch_size=2, sampler=sampler)
+
+
+def test_workers_are_refused(comm: Any, ds: DistDataset) -> None:
+    if ds.ddstore.method != 0:
+        return
+    for one in (ds, Subset(ds, [1]), WindowedDataset(ds, 2)):
+        with pytest.raises(ValueError, match=r"num_workers=2.*method=1"):
+            ThreadDataLoader(one, num_workers=2)
+    with pytest.raises(RuntimeError, match="method=1 or method=2"):
+        pickle.dumps(ds)
+
+
+def test_ragged_and_reader(comm: Any, shared_dir: str, method: int) -> None:
+    source = Source(lengths=True)
+    with DistDataset(source, "g", comm, method=method, handshake_dir=shared_dir,
+                     ragged=True) as ds:  # fmt: skip
+        wanted = [comm.rank, 5, 0, 3]
+        for i, one in zip(wanted, ds.__getitems__(wanted), strict=True):
+            assert one["n"] == i
+            assert np.array_equal(one["x"], source[i]["x"])
+        assert np.array_equal(ds[7]["x"], source[7]["x"])
+        if method == 2:
+            with DistDatasetReader("g", shared_dir) as reader:
+                assert np.array_equal(reader[7]["x"], source[7]["x"])
+        comm.Barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_width(comm: Any, shared_dir: str) -> None:
+    for method in (0, 1):
+        with DistDataset(Source(), "w", comm, 1, method=method,
+                         handshake_dir=shared_dir) as ds:  # fmt: skip
+            assert ds.ddstore.size == 1
+            assert numbers(ds.__getitems__(range(COUNT))) == list(range(COUNT))
+    with pytest.raises(ValueError, match="ddstore_width"):
+        DistDataset(Source(), "w", comm, 1, method=2, handshake_dir=shared_dir)
+    comm.Barrier()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_bad_sample(comm: Any, shared_dir: str, method: int) -> None:
+    class Bad(Source):
+        def __getitem__(self, i: int) -> Any:
+            return super().__getitem__(i) if i != COUNT - 1 else (torch.zeros(2, 4), i)
+
+    with pytest.raises(ValueError, match=f"sample {COUNT - 1}, field 0: shape"):
+        DistDataset(Bad(), "b", comm, method=method, handshake_dir=shared_dir)
+    with pytest.raises(ValueError, match="method"):
+        DistDataset(Source(), "b", comm, method=3 if comm.rank else method)
+
+
+def test_default_method(comm: Any, shared_dir: str, monkeypatch: Any) -> None:
+    with DistDataset(Source(), "d", comm) as ds:
+        assert ds.ddstore.method == 0
+    monkeypatch.setenv("DDSTORE_METHOD", "1")
+    with DistDataset(Source(), "d", comm, handshake_dir=shared_dir) as ds:
+        assert ds.ddstore.method == 1
+        comm.Barrier()
+    assert MPI.Query_thread() >= MPI.THREAD_SERIALIZED
+    assert "torch" in sys.modules
