@@ -16,9 +16,6 @@ from pathlib import Path
 import pytest
 from training_support import EXAMPLES, environment, losses, need, paths, run
 
-import pyddstore
-
-WORKERS = hasattr(pyddstore.PyDDStore, "fork_reader")  # processes may read
 # method, loader, workers, DDSTORE_BATCH_GET, DDSTORE_SHM, beside what is the default:
 # 1, thread, 1, 1, 1.
 WAYS = {
@@ -60,8 +57,6 @@ def test_same_losses(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("tqdm") is not None:
         assert "batch/s" in shown
     for method, loader, workers, batched, shm in WAYS[name]:
-        if loader == "data" and workers and not WORKERS:
-            continue
         output = run(
             name, f"--method={method}", f"--loader={loader}", f"--workers={workers}",
             DDSTORE_BATCH_GET=batched, DDSTORE_SHM=shm,

@@ -35,11 +35,6 @@ from pyddstore.torch import (
     WindowedDataset,
 )
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(pyddstore.PyDDStore, "fork_reader"),
-    reason="optional: this build has no fork_reader()",
-)
-
 COUNT = 26
 TCP = {"DDSTORE_SHM": "0", "DDSTORE_FABRIC": "tcp"}
 
