@@ -229,7 +229,7 @@ static int find_sources(ddstore_var *var, const int64_t *rows, size_t n, size_t 
     int found = 0;
     int64_t end = 0; /* of the shard, if the row before is mapped */
     for (size_t i = 0; i < n; i++) {
-        if (rows[i] < end && rows[i] == rows[i - 1] + 1) {
+        if (found && rows[i] < end && rows[i] == rows[i - 1] + 1) {
             source[found - 1].iov_len += var->row_bytes;
             continue;
         }
