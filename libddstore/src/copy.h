@@ -75,6 +75,8 @@ static inline void ddstore__copy_pieces(uint8_t *dst, const struct iovec *pieces
 {
     ddstore__ahead ahead = {0, 0, 0};
     for (size_t i = 0; i < n; dst += pieces[i++].iov_len) {
+        /* All n are there, which analysers can't see of some callers:
+         * NOLINTNEXTLINE(clang-analyzer-core.uninitialized.Assign) */
         const uint8_t *from = pieces[i].iov_base;
         size_t length = pieces[i].iov_len;
         if (length >= DDSTORE__COPY_ALONE) {
