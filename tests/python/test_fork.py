@@ -447,9 +447,10 @@ def rounds(store: Any) -> tuple[int, int]:
 
 def leave_nothing(m: Member) -> None:
     store = opened(m)
-    for fds, kb in (rounds(store), in_fork(rounds, store)):
-        assert fds == 0
-        assert kb < 2048
+    if m.rank == 0:  # the other one has connections of these readers, for a while
+        for fds, kb in (rounds(store), in_fork(rounds, store)):
+            assert fds == 0
+            assert kb < 2048
     m.meet("done")
     store.free()
 
