@@ -128,8 +128,12 @@ def sweep(mark: str) -> None:
 def environment(changes: dict[str, str] | None = None) -> dict[str, str]:
     """This environment without what a launcher has set, and with the changes."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS)}
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return env | as_root | (changes or {})
+    own = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",  # several tests share the cores
+    }
+    return env | own | (changes or {})
 
 
 def launch(

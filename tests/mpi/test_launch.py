@@ -9,8 +9,8 @@ from mpi_launch import Mpirun
 
 HANGS = """
 import subprocess, time
-from mpi4py import MPI
 print(subprocess.Popen(["setsid", "sleep", "86400"]).pid, flush=True)
+from mpi4py import MPI
 time.sleep(86400)
 """
 DIES = """
