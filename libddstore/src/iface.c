@@ -181,11 +181,11 @@ static int put_nearest_first(const ddstore__settings *s, struct list *list,
                              ddstore_error *err)
 {
     const char *names[CANDIDATES], *why = "there is no such interface with an address";
+    size_t n = usable_names(list, names);
     ddstore_nic_choice *nearest = &list->nearest;
     bool found = false;
     int rc = *s->iface ? ddstore__nic_map_check(s, err)
-                       : ddstore__nic_nearest(s, "", names, usable_names(list, names),
-                                              nearest, err);
+                       : ddstore__nic_nearest(s, "", names, n, nearest, err);
     if (rc || !*nearest->nic)
         return rc;
     for (size_t i = 0; i < list->n; i++) {
