@@ -17,6 +17,46 @@ int ddstore__check_provider(const ddstore *store, const ddstore__contact *contac
                          mine, *theirs ? theirs : "tcp");
 }
 
+/* How ranks are read whose memory isn't mapped, and by what. */
+static const char *far_path(const ddstore *store)
+{
+    return store->access.mpi ? "mpi" : store->access.ofi ? "rdma" : "tcp";
+}
+
+static const char *far_provider(const ddstore *store)
+{
+    return store->access.mpi   ? store->mpi.library
+           : store->access.ofi ? ddstore__ofi_provider(store->access.ofi)
+                               : "tcp";
+}
+
+bool ddstore__maps(const ddstore *store, int rank)
+{
+    return store->peer[rank]->self ||
+           (store->access.map && store->peer[rank]->mappable);
+}
+
+void ddstore__log_paths(const ddstore *store)
+{
+    int local = 0, far = 0;
+    for (int r = 0; r < store->size; r++) {
+        bool mapped = ddstore__maps(store, r);
+        local += mapped;
+        far += !mapped;
+        if (!mapped)
+            ddstore__log(DDSTORE_LOG_INFO, "rank %d on host %s is read by %s: %s", r,
+                         store->peer[r]->contact.process.host, far_path(store),
+                         store->access.map ? store->peer[r]->why : "DDSTORE_SHM=0");
+    }
+    ddstore__log(
+        DDSTORE_LOG_INFO,
+        "store %s: %srank %d of %d on host %s, interface %s; %d ranks by mapping, %d "
+        "by %s",
+        *store->ns ? store->ns : "(unnamed)", store->reader ? "reader for " : "",
+        store->rank, store->size, store->engine->self.process.host,
+        store->engine->iface, local, far, far_provider(store));
+}
+
 int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out)
 {
     if (store->fork_generation != ddstore__fork_generation)
@@ -25,15 +65,15 @@ int ddstore_peer_at(ddstore *store, int i, ddstore_peer_info *out)
     bool known = i >= 0 && i < store->n_peers && store->peer[i];
     if (known) {
         const ddstore__peer *p = store->peer[i];
-        bool mapped = p->self || (store->access.map && p->mappable);
+        bool mapped = ddstore__maps(store, i);
         *out = (ddstore_peer_info){.rank = i, .pid = p->contact.process.pid};
         snprintf(out->host, sizeof(out->host), "%s", p->contact.process.host);
         snprintf(out->path, sizeof(out->path), "%s",
                  p->self  ? "self"
                  : mapped ? "local"
-                          : ddstore__far_path(store));
+                          : far_path(store));
         snprintf(out->provider, sizeof(out->provider), "%s",
-                 mapped ? "mapping" : ddstore__far_provider(store));
+                 mapped ? "mapping" : far_provider(store));
         snprintf(out->reason, sizeof(out->reason), "%s",
                  mapped || store->access.map ? p->why : "DDSTORE_SHM=0");
         snprintf(out->state, sizeof(out->state), "%s",

@@ -129,45 +129,6 @@ static int meet_peers(ddstore *store, const ddstore__gathered *g, ddstore_error 
     return DDSTORE_OK;
 }
 
-const char *ddstore__far_path(const ddstore *store)
-{
-    return store->access.mpi ? "mpi" : store->access.ofi ? "rdma" : "tcp";
-}
-
-const char *ddstore__far_provider(const ddstore *store)
-{
-    return store->access.mpi   ? store->mpi.library
-           : store->access.ofi ? ddstore__ofi_provider(store->access.ofi)
-                               : "tcp";
-}
-
-static bool maps(const ddstore *store, int rank)
-{
-    return store->peer[rank]->self ||
-           (store->access.map && store->peer[rank]->mappable);
-}
-
-void ddstore__log_paths(const ddstore *store)
-{
-    int local = 0, far = 0;
-    for (int r = 0; r < store->size; r++) {
-        bool mapped = maps(store, r);
-        local += mapped;
-        far += !mapped;
-        if (!mapped)
-            ddstore__log(DDSTORE_LOG_INFO, "rank %d on host %s is read by %s: %s", r,
-                         store->peer[r]->contact.process.host, ddstore__far_path(store),
-                         store->access.map ? store->peer[r]->why : "DDSTORE_SHM=0");
-    }
-    ddstore__log(
-        DDSTORE_LOG_INFO,
-        "store %s: %srank %d of %d on host %s, interface %s; %d ranks by mapping, %d "
-        "by %s",
-        *store->ns ? store->ns : "(unnamed)", store->reader ? "reader for " : "",
-        store->rank, store->size, store->engine->self.process.host,
-        store->engine->iface, local, far, ddstore__far_provider(store));
-}
-
 /* This process's part: it knows the others, serves the run, and watches over waits. */
 static int take_part(ddstore *store, const ddstore__gathered *hellos, uint8_t *maps_all,
                      ddstore_error *err)
@@ -181,7 +142,7 @@ static int take_part(ddstore *store, const ddstore__gathered *hellos, uint8_t *m
         rc = ddstore__watch_begin(store, err);
     *maps_all = 1;
     for (int r = 0; !rc && r < store->size; r++)
-        *maps_all &= maps(store, r);
+        *maps_all &= ddstore__maps(store, r);
     return rc;
 }
 

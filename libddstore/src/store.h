@@ -87,6 +87,9 @@ enum ddstore__kind {
 int ddstore__store_begin(const ddstore_options *o, enum ddstore__kind kind,
                          ddstore **out, ddstore_error *err);
 
+/* Whether the rank's memory can be mapped here (or is this process's own). */
+bool ddstore__maps(const ddstore *store, int rank);
+
 /* Tells by log lines how each core rank is read, and why. */
 void ddstore__log_paths(const ddstore *store);
 
@@ -108,10 +111,6 @@ int ddstore__store_agree(ddstore *store, const ddstore_error *own_failure,
 const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank,
                                     size_t *bytes);
 void ddstore__gathered_free(ddstore__gathered *g);
-
-/* How ranks are read whose memory isn't mapped: "mpi", "rdma" or "tcp", and by what. */
-const char *ddstore__far_path(const ddstore *store);
-const char *ddstore__far_provider(const ddstore *store);
 
 /* absent.c: who keeps a collective of the store waiting. Begins once the peers are
  * known. */
