@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -27,24 +28,25 @@ class Failure(NamedTuple):
     text: str
 
 
-class Meeting:
+class Meeting(ABC):
     """Ranks that gather objects, and open a store together."""
 
     rank: int
     size: int
 
+    @abstractmethod
     def allgather(self, obj: Any) -> list[Any]:
         """Every rank's object, by rank. Collective."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part(self, number: int, rank: int, size: int) -> Meeting:
         """The ranks that give the same number, as a group of their own. Collective."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_store(self, method: int) -> PyDDStore:
         """A store of these ranks. Collective."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Leaves what was opened for this dataset. Local."""
 
