@@ -79,12 +79,15 @@ int ddstore__callback_wait(ddstore_comm *comm, ddstore_error *err);
  * still write its buffers, and they are kept for ever. */
 void ddstore__callback_free(const ddstore_comm *comm, void *memory);
 
-/* -- comm.c -- */
+/* -- comm_how.c -- */
 
 /* DDSTORE_EINVAL: no name for a group, or no time-out. */
 int ddstore__comm_check(const char *ns, double timeout_s, ddstore_error *err);
 /* As given, else DDSTORE_HANDSHAKE_TIMEOUT_S. */
 int64_t ddstore__comm_timeout_ns(double given_s);
+
+/* -- comm.c -- */
+
 int ddstore__comm_enter(ddstore_comm *comm, ddstore_error *err);
 int ddstore__comm_leave(ddstore_comm *comm, int rc); /* rc */
 int ddstore__comm_may_publish(ddstore_comm *comm, ddstore_error *err);
