@@ -326,13 +326,22 @@ cdef class Store(Handle):
         with method 0 collective: every rank calls it as often, in the same order, from
         one thread, and a bad argument on one rank raises on all.
         """
+        self.batch(name, arr, indices, False)
+
+    def _get_runs(self, name, arr, runs):
+        """get_batch() of runs of rows, back to back. runs: int64 (n, 2), C-contiguous:
+        first row and number of rows each."""
+        self.batch(name, arr, runs, True)
+
+    cdef int batch(self, name, arr, wanted, bint runs) except -1:
         if self.method != 0:
-            self.read_batch(name, arr, indices)
-            return
+            return self.read_runs(name, arr, wanted) if runs else self.read_batch(
+                name, arr, wanted)
         self.check_open()
         self._together = False
         try:
-            self.read_batch(name, arr, indices)
+            return self.read_runs(name, arr, wanted) if runs else self.read_batch(
+                name, arr, wanted)
         except Exception as exc:
             if not self._together:
                 self.batch_failed(exc)
@@ -374,22 +383,30 @@ cdef class Store(Handle):
             self._py_get += seconds() - begun
         return 0
 
-    def _get_runs(self, name, arr, runs):
-        """get_batch() of runs of rows, back to back. runs: int64 (n, 2), C-contiguous:
-        first row and number of rows each."""
+    cdef int read_runs(self, name, arr, runs) except -1:
+        cdef _Variable v = self.find(name)
+        cdef c.ddstore_error err
+        cdef int rc
+        cdef double begun = seconds() if self._profile else 0
+        dst = self.destination(v, arr)
         cdef const int64_t[:, ::1] run = runs
-        cdef Py_ssize_t i
-        cdef int64_t total = 0, row
-        for i in range(run.shape[0]):
+        cdef Py_ssize_t i, n = run.shape[0]
+        cdef int64_t total = 0
+        for i in range(n):
             total += run[i, 1]
-        rows = np.empty(total, np.int64)
-        cdef int64_t *at = <int64_t *>cnp.PyArray_DATA(<cnp.ndarray>rows)
+        if total != cnp.PyArray_DIM(<cnp.ndarray>dst, 0):
+            raise ValueError(f"the destination has {len(dst)} rows for {total}")
+        cdef const c.ddstore_run *first = <const c.ddstore_run *>&run[0, 0] if n else NULL
+        cdef void *data = cnp.PyArray_DATA(<cnp.ndarray>dst)
+        self._together = True
         with nogil:
-            for i in range(run.shape[0]):
-                for row in range(run[i, 0], run[i, 0] + run[i, 1]):
-                    at[0] = row
-                    at += 1
-        self.get_batch(name, arr, rows)
+            rc = c.ddstore_get_runs(v.ptr, first, n, data, &err)
+        if rc or pending is not None:
+            self.read_ended(rc, dst, &err)
+        if self._profile:
+            self._py_gets += 1
+            self._py_get += seconds() - begun
+        return 0
 
     # -- destinations that are used again --
 

@@ -155,6 +155,11 @@ cdef extern from "ddstore.h" nogil:
     int ddstore_get_batch(ddstore_var *var, const int64_t *rows, size_t n, void *dst,
                           ddstore_error *err)
 
+    ctypedef struct ddstore_run:
+        int64_t row, rows
+
+    int ddstore_get_runs(ddstore_var *var, const ddstore_run *runs, size_t n, void *dst,
+                         ddstore_error *err)
     int ddstore_get_batch_failed(ddstore_t *store, const ddstore_error *why,
                                  ddstore_error *err)
     int ddstore_epoch(ddstore_t *store, ddstore_error *err)

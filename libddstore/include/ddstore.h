@@ -316,6 +316,16 @@ DDSTORE_API int ddstore_get(ddstore_var *var, int64_t start, int64_t rows, void 
 DDSTORE_API int ddstore_get_batch(ddstore_var *var, const int64_t *rows, size_t n,
                                   void *dst, ddstore_error *err);
 
+/* Reads n runs of rows, back to back into dst: each `rows` rows (0 too) from global row
+ * `row` on, also across shards; any order, overlaps allowed. Otherwise, and among the
+ * ranks of method 0, as ddstore_get_batch of all those rows. */
+typedef struct ddstore_run {
+    int64_t row, rows;
+} ddstore_run;
+
+DDSTORE_API int ddstore_get_runs(ddstore_var *var, const ddstore_run *runs, size_t n,
+                                 void *dst, ddstore_error *err);
+
 /* Method 0: takes part in the others' ddstore_get_batch with a failure of the caller's
  * own. Returns why->code. Collective. */
 DDSTORE_API int ddstore_get_batch_failed(ddstore *store, const ddstore_error *why,

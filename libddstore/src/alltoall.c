@@ -20,7 +20,7 @@ typedef struct rows_by_rank {
 typedef struct batch {
     ddstore *store;
     ddstore_var *var;
-    ddstore__far_row *far;  /* what this rank wants */
+    ddstore__far_run *far;  /* what this rank wants, row by row */
     size_t n_far, most_far; /* most_far: the most that any rank wants */
     uint64_t most_pair;     /* rows, of any rank from any other */
     ddstore__gather_head *heads;
@@ -269,6 +269,12 @@ static int exchange(batch *b, uint8_t *dst, ddstore_error *err)
 
 /* -- the call -- */
 
+static ddstore__wish wish(const int64_t *rows, size_t n)
+{
+    return (ddstore__wish){
+        .rows = n ? rows : NULL, .n = n, .pieces = n, .total = n, .singly = true};
+}
+
 static int own_part(batch *b, ddstore__reader *reader, const int64_t *rows, size_t n,
                     uint8_t *dst, ddstore_error *err)
 {
@@ -280,9 +286,10 @@ static int own_part(batch *b, ddstore__reader *reader, const int64_t *rows, size
     if (!b->far)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows",
                              n);
-    size_t n_far = 0;
-    rc = ddstore__copy_mapped(b->var, rows, n, dst, false, b->far, &n_far, err);
-    b->n_far = n_far;
+    ddstore__far far = {.runs = b->far};
+    ddstore__wish w = wish(rows, n);
+    rc = ddstore__copy_mapped(b->var, &w, dst, false, &far, err);
+    b->n_far = far.n;
     return rc;
 }
 
@@ -301,14 +308,15 @@ static int run(batch *b, ddstore__reader *reader, const int64_t *rows, size_t n,
         return met;
     int64_t begun = b->store->settings.profile ? ddstore__now_ns() : 0;
     ddstore__times times = {0};
-    size_t again, far = b->n_far;
+    size_t far = b->n_far;
+    ddstore__far again = {.runs = b->far};
+    ddstore__wish w = wish(rows, n);
     /* Rows that are lost meanwhile fail here alone, after the exchange. */
     rc = b->most_far ? exchange(b, dst, err) : DDSTORE_OK;
     if (begun)
         times.wait_ns = ddstore__now_ns() - begun;
     if (!rc && far < n && b->var->row_bytes)
-        rc = ddstore__copy_mapped(b->var, rows, n, dst, true, far ? b->far : NULL,
-                                  &again, err);
+        rc = ddstore__copy_mapped(b->var, &w, dst, true, far ? &again : NULL, err);
     if (begun && !rc)
         ddstore__count_read(b->var, n, n - far, &times,
                             ddstore__now_ns() - begun - times.wait_ns);

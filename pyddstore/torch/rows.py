@@ -204,7 +204,7 @@ class Rows(Dataset[Any]):
         start, rows = where[0].tolist()
         values = field.empty(rows)
         store.get(variable(self.name, field.key), _flat(values), start)
-        return field.runs(RaggedRows(values, np.array([0, rows])))[0]
+        return field.runs(RaggedRows(values, _as(field, np.array([0, rows]))))[0]
 
     def _decoded(self, sample: Any, row: int) -> Any:
         return sample if self._decode is None else self._decode(sample, row)

@@ -189,8 +189,11 @@ class Field:
 
     def runs(self, ragged: RaggedRows) -> list[Any]:
         """A ragged batch's values, one a sample, which share its memory."""
-        ends = ragged.offsets.tolist()
         values = ragged.values
+        if self.kind == TENSOR:
+            lengths = ragged.offsets.diff().tolist()
+            return list(values.split(lengths)) if lengths else []
+        ends = ragged.offsets.tolist()
         if self.kind == RECARRAY:
             values = values.view(np.recarray)
         return [values[a:b] for a, b in pairwise(ends)]
@@ -255,10 +258,11 @@ class Structure:
         if self.container == SINGLE:
             return list(columns[0])
         if self.container == "dict":
-            keys = self.keys
-            return [
-                dict(zip(keys, one, strict=True)) for one in zip(*columns, strict=True)
-            ]
+            made: list[dict[Key, Any]] = [{} for _ in range(rows)]
+            for key, column in zip(self.keys, columns, strict=True):
+                for one, value in zip(made, column, strict=True):
+                    one[key] = value
+            return made
         if self.container == "list":
             return [list(one) for one in zip(*columns, strict=True)]
         return list(zip(*columns, strict=True))

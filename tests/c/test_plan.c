@@ -62,12 +62,19 @@ static void carry_out(const ddstore__plan *plan)
     }
 }
 
+static void copy_repeats(const ddstore__plan *plan, uint8_t *dst)
+{
+    for (size_t i = 0; i < plan->n_repeats; i++)
+        memcpy(dst + plan->repeats[i].to * ROW, dst + plan->repeats[i].from * ROW,
+               plan->repeats[i].rows * ROW);
+}
+
 static ddstore__plan plan_of(const int64_t *rows, size_t n, uint8_t *dst)
 {
     ddstore__plan plan;
-    ddstore__far_row *far = malloc((n + !n) * sizeof(*far));
+    ddstore__far_run *far = malloc((n + !n) * sizeof(*far));
     for (size_t i = 0; i < n; i++)
-        far[i] = (ddstore__far_row){rows[i], i};
+        far[i] = (ddstore__far_run){rows[i], 1, i};
     assert_int_equal(ddstore__plan_make(reader, &var, far, n, dst, &plan), 0);
     free(far); /* the plan doesn't need it */
     return plan;
@@ -79,8 +86,7 @@ static ddstore__plan try_rows(const int64_t *rows, size_t n)
     memset(dst, 0xaa, sizeof(dst));
     ddstore__plan plan = plan_of(rows, n, dst);
     carry_out(&plan);
-    for (size_t i = 0; i < plan.n_repeats; i++)
-        memcpy(dst + plan.repeats[i].to * ROW, dst + plan.repeats[i].from * ROW, ROW);
+    copy_repeats(&plan, dst);
     assert_true(batch_is(dst, rows, n, ROW, SEED));
     for (size_t i = n * ROW; i < sizeof(dst); i++)
         assert_int_equal(dst[i], 0xaa);
@@ -129,6 +135,42 @@ static void repeats_are_fetched_once(void **state)
     assert_int_equal(pieces_of(&plan), 1);
 }
 
+/* Runs that overlap, begin together, lie in each other, repeat. */
+static void rows_of_runs_are_fetched_once(void **state)
+{
+    (void)state;
+    static uint8_t dst[400 * ROW];
+    int64_t rows[400];
+    uint64_t random = 5;
+    for (int round = 0; round < 3000; round++) {
+        ddstore__far_run runs[40];
+        size_t n = next_random(&random) % 40, total = 0;
+        bool wanted[30] = {false};
+        for (size_t i = 0; i < n; i++) {
+            int64_t row = (int64_t)(next_random(&random) % 30);
+            int64_t end = var.layout.start[ddstore__layout_rank(&var.layout, row) + 1];
+            int64_t most = end - row < 10 ? end - row : 10;
+            int64_t count = 1 + (int64_t)(next_random(&random) % (uint64_t)most);
+            runs[i] = (ddstore__far_run){row, count, total};
+            for (int64_t j = 0; j < count; j++, wanted[row++] = true)
+                rows[total++] = row;
+        }
+        ddstore__plan plan;
+        memset(dst, 0xaa, sizeof(dst));
+        assert_int_equal(ddstore__plan_make(reader, &var, runs, n, dst, &plan), 0);
+        carry_out(&plan);
+        uint64_t fetched = 0, different = 0;
+        for (size_t i = 0; i < plan.n_requests; i++)
+            for (size_t j = 0; j < plan.requests[i].n; j++)
+                fetched += plan.requests[i].pieces[j].bytes / ROW;
+        for (int i = 0; i < 30; i++)
+            different += wanted[i];
+        assert_int_equal(fetched, different);
+        copy_repeats(&plan, dst);
+        assert_true(batch_is(dst, rows, total, ROW, SEED));
+    }
+}
+
 static void one_row_and_none(void **state)
 {
     (void)state;
@@ -164,7 +206,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(neighbours_are_one_piece), TEST(neighbours_that_land_apart_are_not),
         TEST(repeats_are_fetched_once), TEST(one_row_and_none),
-        TEST(random_batches),
+        TEST(random_batches),           TEST(rows_of_runs_are_fetched_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -112,6 +112,46 @@ static void repeats_and_orders(void **state)
     group_end(&g);
 }
 
+/* Runs of any length, also across shards, none and overlapping, beside a batch of all
+ * their rows. */
+static void runs_are_batches(void **state)
+{
+    (void)state;
+    group g = group_start(&three);
+    static int64_t rows[3000];
+    static uint8_t got[3000 * 100];
+    ddstore_run runs[60];
+    for (size_t n = 0; n <= 1; n++) {
+        ddstore *store = extra_open(by_tcp, n);
+        ddstore_var *var = extra_join(store, "v");
+        uint64_t random = n;
+        for (int round = 0; round < 60; round++) {
+            size_t count = next_random(&random) % DDSTORE__COUNT(runs), total = 0;
+            for (size_t i = 0; i < count; i++) {
+                int64_t row = (int64_t)(next_random(&random) % 158);
+                int64_t most = 158 - row < 40 ? 158 - row : 40;
+                runs[i].row = row;
+                runs[i].rows = (int64_t)(next_random(&random) % (uint64_t)most);
+                for (int64_t j = 0; j < runs[i].rows; j++)
+                    rows[total++] = row + j;
+            }
+            memset(got, 0, sizeof(got));
+            assert_int_equal(ddstore_get_runs(var, runs, count, got, &fault), 0);
+            assert_true(batch_is(got, rows, total, 100, SEED));
+            assert_int_equal(total == 3000 ? 0 : got[total * 100], 0);
+        }
+        const ddstore_run bad[][2] = {
+            {{3, 4}, {150, 8}}, {{0, 1}, {158, 0}},       {{3, 4}, {-1, 2}},
+            {{3, 4}, {5, -1}},  {{3, 4}, {5, INT64_MAX}},
+        };
+        for (size_t i = 0; i < DDSTORE__COUNT(bad); i++)
+            CHECK_FAILS(ddstore_get_runs(var, bad[i], 2, got, &fault), DDSTORE_EINDEX,
+                        "run 1", "157 rows");
+        ddstore_close(store);
+    }
+    group_end(&g);
+}
+
 /* More runs than one request holds, so that several follow each other to one peer. */
 static void batches_of_70000_runs(void **state)
 {
@@ -273,6 +313,7 @@ int main(void)
         TEST(no_rows_at_all),
         TEST(boundaries_are_told),
         TEST(repeats_and_orders),
+        TEST(runs_are_batches),
         TEST(batches_of_70000_runs),
         TEST(a_million_bytes_in_a_batch),
         TEST(rows_longer_than_one_network_read),
