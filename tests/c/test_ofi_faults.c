@@ -212,8 +212,10 @@ static void wrong_key(void **state)
         memset(memory, 0, sizeof(memory));
         piece.key ^= which == 0 ? 1 : 0;
         piece.address += which == 1 ? TARGET_BYTES - 100 : 0; /* past the end */
-        ddstore__ofi_job job = {
-            .pieces = &piece, .n = 1, .timeout_ns = 2 * DDSTORE__S, .late = late_alive};
+        ddstore__ofi_job job = {.pieces = &piece,
+                                .n = 1,
+                                .timeout_ns = 10 * DDSTORE__S,
+                                .late = late_alive};
         int rc = ddstore__ofi_read(ofi, &job, NULL, &err);
         if (strcmp(fabric, "ofi:shm") != 0)        /* it looks at no key */
             assert_int_equal(rc, DDSTORE_EFABRIC); /* the peer is not to blame */
