@@ -1,6 +1,6 @@
 """Shuffled epochs of a DistDataset against other places to keep samples.
 
-    python bench/torch_epochs.py [--rows N] [--rounds N] [--json FILE]
+    python bench/torch_epochs.py [--rows N] [--rounds N] [--json FILE] [--plot FILE.png]
 
 Samples are a tensor of 12 KB and a number. The same ones lie in a DistDataset of two
 processes (half of the rows in the other), in an array of this process, in LMDB, in
@@ -344,6 +344,36 @@ def show(title: str, figures: dict[str, float], unit: str, base: str) -> None:
     Console(width=100).print(table)
 
 
+def plot(
+    rates: dict[str, float], batches: dict[str, dict[str, float]], to: str
+) -> None:
+    """Bars of all figures, one panel a table."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = [("shuffled epochs: samples/s (more is better)", rates)] if rates else []
+    panels += [
+        (f"graphs, {path}: us a batch of {BATCH} (less is better)", figures)
+        for path, figures in batches.items()
+    ]
+    sizes = [len(figures) for _, figures in panels]
+    figure, axes = pyplot.subplots(
+        len(panels), figsize=(9, 0.3 * sum(sizes) + len(panels)), squeeze=False,
+        height_ratios=sizes, layout="constrained",
+    )  # fmt: skip
+    for (title, figures), ax in zip(panels, axes[:, 0], strict=True):
+        ours = ("DistDataset", "graphs, by a batch", "joined, by read_rows")
+        colours = ["#2471a3" if n.startswith(ours) else "#aab7b8" for n in figures]
+        bars = ax.barh(list(figures), list(figures.values()), color=colours)
+        ax.bar_label(bars, fmt="{:,.0f}", padding=3)
+        ax.set_title(title, loc="left")
+        ax.margins(x=0.12)
+        ax.invert_yaxis()
+    figure.savefig(to, dpi=120)
+
+
 def budgets(rates: dict[str, float], batches: dict[str, dict[str, float]]) -> Any:
     """What was aimed at, and what came out."""
     rows: list[Any] = []
@@ -369,6 +399,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--graphs", action="store_true", help="the second part only")
     parser.add_argument("--json", type=pathlib.Path, help="writes the figures there")
+    parser.add_argument("--plot", help="draws the figures there; needs matplotlib")
     given = parser.parse_args()
     os.environ["DDSTORE_PROFILE"] = "1"
     spawn = multiprocessing.get_context("spawn")
@@ -399,6 +430,8 @@ def main() -> None:
         met = "" if one["ratio"] >= one["at_least"] else "  MISSED"
         print(f"{one['what']:60} {one['ratio']:6.2f} (at least {one['at_least']}){met}")
     print(f"registrations in {profile['rows']:,} rows: {profile['mr_miss']}")
+    if given.plot:
+        plot(rates, batches, given.plot)
     if given.json:
         figures = {"rates": rates, "batches": batches, "budgets": checked}
         given.json.write_text(json.dumps(figures | {"profile": profile}, indent=1))
