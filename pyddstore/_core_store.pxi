@@ -347,8 +347,11 @@ cdef class Store(Handle):
                 self.batch_failed(exc)
             raise
 
-    cdef int batch_failed(self, exc) except -1:
+    def _get_batch_failed(self, exc):
         """Takes part in the others' get_batch with this rank's failure; raises it."""
+        self.batch_failed(exc)
+
+    cdef int batch_failed(self, exc) except -1:
         cdef c.ddstore_error why, err
         fill_failure(&why, exc)
         with nogil:

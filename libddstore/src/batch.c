@@ -286,7 +286,9 @@ static int64_t *list_rows(const ddstore_var *var, ddstore__wish *w, ddstore_erro
 {
     if (check_runs(var, w, why))
         return NULL;
-    int64_t *rows = malloc((w->total + 1) * sizeof(*rows)), *at = rows;
+    int64_t *rows =
+        w->total < SIZE_MAX / 16 ? malloc((w->total + 1) * sizeof(*rows)) : NULL;
+    int64_t *at = rows;
     if (!rows)
         no_memory(w, why);
     for (size_t i = 0; rows && i < w->n; i++)

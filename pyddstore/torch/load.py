@@ -44,6 +44,7 @@ class Share:
     ) -> None:
         self.source, self.indices, self.encode = source, indices, encode
         self._step = chunk_size or 1
+        self._chunked = chunk_size is not None
         self._many = getattr(source, "__getitems__", None) if chunk_size else None
         self._kept: list[tuple[int, Any]] | None = None
 
@@ -152,7 +153,7 @@ def _with_lengths(
     )
     if not any(f.ragged for f in loose.fields):
         return Plan(structure, {}, {})
-    if share._step == 1 and share._many is None:
+    if not share._chunked and share._many is None:
         share.keep()
     mine: Lengths = {}
 

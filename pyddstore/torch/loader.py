@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, TimeoutError
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class ThreadDataLoader(DataLoader[Any]):
         collate_copies: bool = False,
         **arguments: Any,
     ) -> None:
-        self._closed = False
+        self._closed = self._seeded = False
         self._pool: BufferPool | None = None
         self._running: weakref.WeakSet[_Batches] = weakref.WeakSet()
         self._ending: list[ThreadPoolExecutor] = []
@@ -139,9 +139,13 @@ class _Batches(Iterator[Any]):
         self._work = Work(loader, loader._pool, pin)
         self._length = loader
         self._timeout = loader.timeout or None
-        self._order = iter(loader.batch_sampler or loader.sampler)
-        # DataLoader draws its workers' seed here, whether it has workers or not.
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
+        sampler: Any = loader.batch_sampler  # one without batches is false
+        self._order = iter(loader.sampler if sampler is None else sampler)
+        # DataLoader draws its workers' seed here, whether it has workers or not; once,
+        # if it keeps them.
+        if not (loader.persistent_workers and loader._seeded):
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        loader._seeded = True
         self._futures: deque[Future[Any]] = deque()
         self._executor: ThreadPoolExecutor | None = None
         workers = loader.num_workers
@@ -175,6 +179,10 @@ class _Batches(Iterator[Any]):
         except TimeoutError:
             text = f"DataLoader timed out after {self._timeout} seconds"
             raise RuntimeError(text) from None
+        except CancelledError:
+            raise StopIteration from None
+        if not self._end.alive:  # closed meanwhile
+            raise StopIteration
         self._futures.popleft()
         self._submit()
         return first.result()

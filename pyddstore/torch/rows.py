@@ -6,7 +6,8 @@ import operator
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ Decode = Callable[[Any, int], Any]
 class Buffers(dict[Key, Any]):
     """Buffers by field, for so many samples; see alloc(). Its owner releases them."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, dataset: str) -> None:
         super().__init__()
-        self.rows = rows
+        self.dataset = dataset
+        self.rows = self.samples = rows
         self.pid = os.getpid()
         self.registered: list[tuple[str, NDArray[Any]]] | None = []
 
@@ -264,34 +266,30 @@ class Rows(Dataset[Any]):
         alloc(), of which the result is a part; ValueError: there are more rows than
         they hold. Threads as for __getitems__().
         """
-        chosen = self._structure.chosen(fields)
+        with self._told():
+            chosen = self._structure.chosen(fields)
         return self._read(self._checked(rows), chosen, out)
 
     def _checked(self, indices: Any) -> NDArray[np.int64]:
-        try:
-            rows = row_numbers(indices, self._total)
-            if rows.size and not (rows.min() >= 0 and rows.max() < self._total):
-                total = self._total
-                bad = next(int(i) for i in indices if not -total <= int(i) < total)
-                raise _outside(bad, total)
+        total = self._total
+        with self._told():
+            rows = row_numbers(indices, total)
+            outside = rows[(rows < 0) | (rows >= total)]
+            if outside.size:
+                bad = int(outside[0])
+                raise _outside(bad - total if bad < 0 else bad, total)
             return rows
-        except Exception:
-            self._fail_together(indices)
-            raise
 
-    def _fail_together(self, indices: Any = None) -> None:
-        """With method 0 the other ranks are in the call: the store tells them of bad
-        indices, or without that this rank has failed."""
-        if self._method != 0 or not self._batched:
-            return
-        for field in self._structure.fields[:1]:
-            name = offsets_variable if field.ragged else variable
-            batch = np.empty((0, 0), np.uint8)
-            if indices is not None:
-                rows = len(indices)
-                batch = np.empty((rows, 2), np.int64)
-                batch = batch if field.ragged else _flat(field.empty(rows))
-            self.ddstore.get_batch(name(self.name, field.key), batch, indices or [])
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What fails inside fails on all ranks, with method 0: the others are in the
+        call."""
+        try:
+            yield
+        except Exception as exc:
+            if self._method == 0 and self._batched:
+                self.ddstore._get_batch_failed(exc)
+            raise
 
     def _read(
         self,
@@ -303,12 +301,9 @@ class Rows(Dataset[Any]):
         """single: by get(), which is not collective with method 0."""
         store = self.ddstore
         batched = self._batched and not (single and self._method == 0)
-        try:
+        with self._told():
             if out is not None:
                 _check_buffers(out, fields, len(rows))
-        except Exception:
-            self._fail_together()
-            raise
         read: dict[Key, Any] = {}
         for field in fields:
             into = None if out is None else out[field.key]
@@ -353,7 +348,7 @@ class Rows(Dataset[Any]):
         if n < 0:
             raise ValueError(f"alloc({n}): give 0 or more samples")
         store = self.ddstore
-        buffers = Buffers(n)
+        buffers = Buffers(n, self.name)
         registered: list[tuple[str, NDArray[Any]]] = []
         for field in self._structure.chosen(fields):
             batch = field.empty(n * field.longest if field.ragged else n)
@@ -371,6 +366,8 @@ class Rows(Dataset[Any]):
         """Takes back the registration of what alloc() returned. Twice: ValueError."""
         if not isinstance(bufs, Buffers) or bufs.registered is None:
             raise ValueError("these buffers aren't registered, or not any more")
+        if bufs.dataset != self.name:
+            raise ValueError(f"these buffers are of the dataset {bufs.dataset!r}")
         registered, bufs.registered = bufs.registered, None
         if self._freed or bufs.pid != os.getpid():
             return

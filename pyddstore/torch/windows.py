@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -86,13 +87,12 @@ class WindowedDataset(Dataset[Any]):
         self, indices: Any, out: Buffers | None, single: bool = False
     ) -> list[Any]:
         """Each field of these windows as one batch."""
-        numbers = row_numbers(indices, len(self))
-        if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(self)):
-            if not single:
-                self.dataset._fail_together([len(self.dataset)])
-            raise IndexError(
-                f"index {indices} is out of range: there are {len(self)} windows"
-            )
+        with nullcontext() if single else self.dataset._told():
+            numbers = row_numbers(indices, len(self))
+            if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(self)):
+                raise IndexError(
+                    f"index {indices} is out of range: there are {len(self)} windows"
+                )
         rows = (self._starts[numbers][:, None] + self._steps).ravel()
         read = self.dataset._read(rows, self._structure.fields, out, single)
         return [
@@ -117,7 +117,9 @@ class WindowedDataset(Dataset[Any]):
 
     def alloc(self, n: int) -> Buffers:
         """Registered buffers for n windows; see the dataset's."""
-        return self.dataset.alloc(n * self.window, self._structure.keys)
+        buffers = self.dataset.alloc(n * self.window, self._structure.keys)
+        buffers.samples = n
+        return buffers
 
     def release(self, bufs: Buffers) -> None:
         """Takes back the registration of what alloc() returned. Twice: ValueError."""

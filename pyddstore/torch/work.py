@@ -87,12 +87,15 @@ class BufferPool:
             # A batch sampler's batches may grow. None: that has failed before.
             if rows > self._rows:
                 self._rows = rows
-            if buffers is not None and rows > buffers.rows:
+            if buffers is not None and rows > buffers.samples:
                 old, buffers = buffers, None
                 self.dataset.release(old)
             if buffers is None:
                 buffers = self.dataset.alloc(self._rows)
             yield buffers
+        except _core.DDStoreError:
+            buffers = None  # bytes may still arrive in what the store keeps registered
+            raise
         finally:
             self._free.put(buffers)
             if self._closed:
