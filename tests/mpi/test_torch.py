@@ -194,3 +194,32 @@ def test_default_method(comm: Any, shared_dir: str, monkeypatch: Any) -> None:
         comm.Barrier()
     assert MPI.Query_thread() >= MPI.THREAD_SERIALIZED
     assert "torch" in sys.modules
+
+
+BAD: list[Any] = [
+    ([0, COUNT], IndexError),
+    (np.array([0, COUNT]), IndexError),
+    (torch.tensor([0, COUNT]), IndexError),
+    ([0.5], TypeError),
+    (7, TypeError),
+]
+
+
+@pytest.mark.parametrize(("wanted", "kind"), BAD, ids=repr)
+def test_bad_indices_on_one_rank(ds: DistDataset, wanted: Any, kind: Any) -> None:
+    """With method 0 all ranks are told, however the indices are given."""
+    last = MPI.COMM_WORLD.size - 1
+    mine = wanted if MPI.COMM_WORLD.rank == last else [0, 1]
+    together = ds.ddstore.method == 0
+    if together or mine is wanted:
+        with pytest.raises(kind):
+            ds.__getitems__(mine)
+    assert len(ds.__getitems__([0, 1])) == 2
+
+
+def test_bad_field_on_one_rank(ds: DistDataset) -> None:
+    bad = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
+    if ds.ddstore.method == 0 or bad:
+        with pytest.raises(KeyError):
+            ds.read_rows([0], fields=["none"] if bad else None)
+    assert len(ds.read_rows([0, 1])) == 2

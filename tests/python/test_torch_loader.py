@@ -571,3 +571,20 @@ def test_method_0(ds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         gc.collect()
         assert len(list(loader)) == len(loader)
     loader.close()
+
+
+def test_batch_sampler_without_batches(ds: Any) -> None:
+    """drop_last leaves one of length 0, which is false."""
+    few = Subset(ds, range(6))
+    assert list(ThreadDataLoader(few, batch_size=10, drop_last=True)) == []
+
+
+def test_persistent_workers_draw_once(ds: Any) -> None:
+    orders = []
+    for kind in (DataLoader, ThreadDataLoader):
+        loader = kind(
+            ds, batch_size=COUNT, shuffle=True, num_workers=1, persistent_workers=True,
+            generator=torch.Generator().manual_seed(1),
+        )  # fmt: skip
+        orders.append([next(iter(loader))["int"].tolist() for _ in range(3)])
+    assert orders[0] == orders[1]
