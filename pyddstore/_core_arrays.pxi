@@ -163,6 +163,34 @@ cdef object index_array(indices, _Variable v):
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
+cdef object checked_rows(indices, size_t n, _Variable v):
+    """As index_array(), of n indices."""
+    if isinstance(indices, range) and <size_t>len(indices[:n + 1]) != n:
+        raise ValueError(f"the destination has {n} rows for the indices {indices}")
+    if not (cnp.PyArray_CheckExact(indices) and
+            cnp.PyArray_TYPE(<cnp.ndarray>indices) == cnp.NPY_INT64 and
+            cnp.PyArray_NDIM(<cnp.ndarray>indices) == 1 and
+            cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>indices)):
+        indices = index_array(indices, v)
+    if <size_t>cnp.PyArray_DIM(<cnp.ndarray>indices, 0) != n:
+        raise ValueError(f"the destination has {n} rows for {len(indices)} indices")
+    return indices
+
+
+cdef object checked_runs(runs, size_t n):
+    """Runs, which are of n rows together."""
+    cdef const int64_t[:, ::1] run = runs
+    cdef Py_ssize_t i
+    cdef uint64_t rows = 0
+    if run.shape[1] != 2:
+        raise ValueError("a run is a row and a number of rows")
+    for i in range(run.shape[0]):
+        rows += <uint64_t>run[i, 1]
+    if rows != n:
+        raise ValueError(f"the destination has {n} rows for {rows}")
+    return runs
+
+
 cdef str checked_name(name):
     if not isinstance(name, str):
         raise TypeError(f"a variable's name is text, not {type(name).__name__}")

@@ -326,22 +326,21 @@ cdef class Store(Handle):
         with method 0 collective: every rank calls it as often, in the same order, from
         one thread, and a bad argument on one rank raises on all.
         """
-        self.batch(name, arr, indices, False)
+        self.read_together(name, arr, indices, False)
 
     def _get_runs(self, name, arr, runs):
         """get_batch() of runs of rows, back to back. runs: int64 (n, 2), C-contiguous:
         first row and number of rows each."""
-        self.batch(name, arr, runs, True)
+        self.read_together(name, arr, runs, True)
 
-    cdef int batch(self, name, arr, wanted, bint runs) except -1:
+    cdef int read_together(self, name, arr, wanted, bint runs) except -1:
+        """With method 0 the others hear of what fails before they are met."""
         if self.method != 0:
-            return self.read_runs(name, arr, wanted) if runs else self.read_batch(
-                name, arr, wanted)
+            return self.read_many(name, arr, wanted, runs)
         self.check_open()
         self._together = False
         try:
-            return self.read_runs(name, arr, wanted) if runs else self.read_batch(
-                name, arr, wanted)
+            return self.read_many(name, arr, wanted, runs)
         except Exception as exc:
             if not self._together:
                 self.batch_failed(exc)
@@ -358,52 +357,23 @@ cdef class Store(Handle):
             c.ddstore_get_batch_failed(self.ptr, &why, &err)
         return fail(&err)
 
-    cdef int read_batch(self, name, arr, indices) except -1:
+    cdef int read_many(self, name, arr, wanted, bint runs) except -1:
         cdef _Variable v = self.find(name)
         cdef c.ddstore_error err
         cdef int rc
         cdef double begun = seconds() if self._profile else 0
         dst = self.destination(v, arr)
-        cdef size_t n = cnp.PyArray_DIM(<cnp.ndarray>dst, 0)
-        if isinstance(indices, range) and <size_t>len(indices[:n + 1]) != n:
-            raise ValueError(f"the destination has {n} rows for the indices {indices}")
-        if not (cnp.PyArray_CheckExact(indices) and
-                cnp.PyArray_TYPE(<cnp.ndarray>indices) == cnp.NPY_INT64 and
-                cnp.PyArray_NDIM(<cnp.ndarray>indices) == 1 and
-                cnp.PyArray_ISCARRAY_RO(<cnp.ndarray>indices)):
-            indices = index_array(indices, v)
-        if <size_t>cnp.PyArray_DIM(<cnp.ndarray>indices, 0) != n:
-            raise ValueError(f"the destination has {n} rows for {len(indices)} indices")
-        cdef const int64_t *rows = <const int64_t *>cnp.PyArray_DATA(<cnp.ndarray>indices)
+        cdef size_t rows = cnp.PyArray_DIM(<cnp.ndarray>dst, 0)
+        wanted = checked_runs(wanted, rows) if runs else checked_rows(wanted, rows, v)
+        cdef size_t n = cnp.PyArray_DIM(<cnp.ndarray>wanted, 0)
+        cdef const void *what = cnp.PyArray_DATA(<cnp.ndarray>wanted)
         cdef void *data = cnp.PyArray_DATA(<cnp.ndarray>dst)
         self._together = True
         with nogil:
-            rc = c.ddstore_get_batch(v.ptr, rows, n, data, &err)
-        if rc or pending is not None:
-            self.read_ended(rc, dst, &err)
-        if self._profile:
-            self._py_gets += 1
-            self._py_get += seconds() - begun
-        return 0
-
-    cdef int read_runs(self, name, arr, runs) except -1:
-        cdef _Variable v = self.find(name)
-        cdef c.ddstore_error err
-        cdef int rc
-        cdef double begun = seconds() if self._profile else 0
-        dst = self.destination(v, arr)
-        cdef const int64_t[:, ::1] run = runs
-        cdef Py_ssize_t i, n = run.shape[0]
-        cdef int64_t total = 0
-        for i in range(n):
-            total += run[i, 1]
-        if total != cnp.PyArray_DIM(<cnp.ndarray>dst, 0):
-            raise ValueError(f"the destination has {len(dst)} rows for {total}")
-        cdef const c.ddstore_run *first = <const c.ddstore_run *>&run[0, 0] if n else NULL
-        cdef void *data = cnp.PyArray_DATA(<cnp.ndarray>dst)
-        self._together = True
-        with nogil:
-            rc = c.ddstore_get_runs(v.ptr, first, n, data, &err)
+            if runs:
+                rc = c.ddstore_get_runs(v.ptr, <const c.ddstore_run *>what, n, data, &err)
+            else:
+                rc = c.ddstore_get_batch(v.ptr, <const int64_t *>what, n, data, &err)
         if rc or pending is not None:
             self.read_ended(rc, dst, &err)
         if self._profile:

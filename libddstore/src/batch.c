@@ -1,5 +1,6 @@
 /* Batches: rows in any order, and runs of rows. Consecutive rows of one shard are one
- * piece throughout, to copy or to ask for. */
+ * piece throughout. What is far is asked for first; what is mapped is copied before its
+ * answers are taken. */
 #include "copy.h"
 #include "fetch.h"
 
@@ -176,9 +177,10 @@ static bool may_be_far(const ddstore_var *var)
 /* Asks for the far rows, copies the mapped ones, and takes the answers. */
 static int read_plan(ddstore__reader *reader, ddstore_var *var,
                      const ddstore__plan *plan, const ddstore__wish *w, uint8_t *dst,
-                     ddstore__far *far, ddstore__times *times, ddstore_error *err)
+                     const ddstore__far *far, ddstore__times *times, ddstore_error *err)
 {
     bool any_mapped = far->rows < w->total;
+    ddstore__far again = *far; /* found once more while the mapped ones are copied */
     size_t failed = 0;
     ddstore__stream *streams = NULL;
     int64_t begin = var->store->settings.profile ? ddstore__now_ns() : 0;
@@ -187,13 +189,13 @@ static int read_plan(ddstore__reader *reader, ddstore_var *var,
         rc = ddstore__far_read(reader, var, plan->requests, plan->n_requests, times,
                                err);
         return rc || !any_mapped ? rc
-                                 : ddstore__copy_mapped(var, w, dst, true, far, err);
+                                 : ddstore__copy_mapped(var, w, dst, true, &again, err);
     }
     rc = ddstore__tcp_begin(reader, &var->access, plan->requests, plan->n_requests,
                             &streams, &failed, err);
     if (rc)
         return ddstore__far_failed(var, &plan->requests[failed], rc, err);
-    int local = any_mapped ? ddstore__copy_mapped(var, w, dst, true, far, err) : 0;
+    int local = any_mapped ? ddstore__copy_mapped(var, w, dst, true, &again, err) : 0;
     rc = ddstore__tcp_finish(reader, &var->access, streams, plan->n_requests, &failed,
                              local ? NULL : err);
     if (begin)
@@ -223,12 +225,9 @@ static int get_far_batch(ddstore__reader *reader, ddstore_var *var,
         return rc;
     if (!far->n)
         return ddstore__copy_mapped(var, w, dst, true, far, err);
-    uint64_t rows_far = far->rows;
     if (ddstore__plan_make(reader, var, far->runs, far->n, dst, &plan))
         return no_memory(w, err);
     rc = read_plan(reader, var, &plan, w, dst, far, times, err);
-    far->rows =
-        rows_far; /* it was counted once more, perhaps after an owner was lost */
     for (size_t i = 0; !rc && i < plan.n_repeats; i++)
         memcpy(dst + plan.repeats[i].to * var->row_bytes,
                dst + plan.repeats[i].from * var->row_bytes,

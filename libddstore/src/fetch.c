@@ -1,6 +1,5 @@
-/* Reading rows: what is mapped is copied at once, the rest is asked for first and
- * received while that goes on. The path of mapped rows takes no lock and writes no
- * shared line. */
+/* Reading rows of one shard, and what batches share with it. The path of mapped rows
+ * takes no lock and writes no shared line. */
 #include "fetch.h"
 
 #include "copy.h"
