@@ -27,16 +27,19 @@ typedef struct batch {
     uint8_t *wanted; /* a status and the rows' numbers, piece bytes a rank */
     size_t piece;
     rows_by_rank out, in;
+    ddstore__reader *reader; /* whose scratch memory the next three are */
     uint8_t *send, *receive;
     int *counts; /* of bytes and displacements, for both directions: 4 * ranks */
 } batch;
 
 static void free_batch(batch *b)
 {
-    void *all[] = {b->heads, b->wanted, b->out.first, b->out.at, b->in.first,
-                   b->in.at, b->send,   b->receive,   b->counts};
+    void *all[] = {b->heads, b->wanted, b->out.first, b->out.at, b->in.first, b->in.at};
     for (size_t i = 0; i < DDSTORE__COUNT(all); i++)
         ddstore__callback_free(b->store->comm, all[i]);
+    if (b->store->comm->broken) /* MPI may still write there */
+        ddstore__callback_free(
+            b->store->comm, ddstore__reader_give(b->reader, DDSTORE__SCRATCH_EXCHANGE));
 }
 
 /* -- what all want -- */
@@ -166,20 +169,31 @@ static uint64_t pair_bytes(const batch *b)
     return share < all ? share : all;
 }
 
+/* Kept between calls: fresh pages would cost more than the rows. */
+static bool exchange_memory(batch *b)
+{
+    size_t buffer = pair_bytes(b) * (size_t)b->store->size;
+    size_t counts = 4 * (size_t)b->store->size * sizeof(*b->counts);
+    uint8_t *all = ddstore__reader_scratch(b->reader, DDSTORE__SCRATCH_EXCHANGE,
+                                           2 * buffer + counts);
+    if (!all)
+        return false;
+    b->counts = (int *)(void *)all;
+    b->send = all + counts;
+    b->receive = b->send + buffer;
+    return true;
+}
+
 /* Gathers the numbers of all rows that are wanted; each rank says first whether it has
  * the memory for its part. */
 static int gather_rows(batch *b, ddstore_error *err)
 {
     size_t ranks = (size_t)b->store->size;
-    uint64_t buffer = pair_bytes(b) * ranks;
     b->piece = 8 + 8 * b->most_far;
     uint8_t *mine = malloc(b->piece);
     uint8_t lacks[8] = {1};
     b->wanted = malloc(b->piece * ranks);
-    b->send = malloc(buffer);
-    b->receive = malloc(buffer);
-    b->counts = malloc(4 * ranks * sizeof(*b->counts));
-    bool ok = mine && b->wanted && b->send && b->receive && b->counts && list_in(b);
+    bool ok = mine && b->wanted && exchange_memory(b) && list_in(b);
     if (!mine || !b->wanted) { /* it can't even hear the others */
         free(mine);
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
@@ -275,13 +289,13 @@ static ddstore__wish wish(const int64_t *rows, size_t n)
         .rows = n ? rows : NULL, .n = n, .pieces = n, .total = n, .singly = true};
 }
 
-static int own_part(batch *b, ddstore__reader *reader, const int64_t *rows, size_t n,
-                    uint8_t *dst, ddstore_error *err)
+static int own_part(batch *b, const int64_t *rows, size_t n, uint8_t *dst,
+                    ddstore_error *err)
 {
     int rc = ddstore__check_rows(b->var, rows, n, err);
     if (rc || !b->var->row_bytes)
         return rc;
-    b->far = ddstore__reader_scratch(reader, DDSTORE__SCRATCH_ENTRIES,
+    b->far = ddstore__reader_scratch(b->reader, DDSTORE__SCRATCH_ENTRIES,
                                      (n ? n : 1) * sizeof(*b->far));
     if (!b->far)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch of %zu rows",
@@ -293,11 +307,11 @@ static int own_part(batch *b, ddstore__reader *reader, const int64_t *rows, size
     return rc;
 }
 
-static int run(batch *b, ddstore__reader *reader, const int64_t *rows, size_t n,
-               uint8_t *dst, const ddstore_error *failure, ddstore_error *err)
+static int run(batch *b, const int64_t *rows, size_t n, uint8_t *dst,
+               const ddstore_error *failure, ddstore_error *err)
 {
     ddstore_error mine;
-    int rc = failure ? failure->code : own_part(b, reader, rows, n, dst, &mine);
+    int rc = failure ? failure->code : own_part(b, rows, n, dst, &mine);
     if (rc)
         b->n_far = 0;
     int met = tell_wishes(b, rc ? (failure ? failure : &mine) : NULL, err);
@@ -327,11 +341,11 @@ int ddstore__alltoall(ddstore *store, ddstore_var *var, ddstore__reader *reader,
                       const int64_t *rows, size_t n, void *dst,
                       const ddstore_error *failure, ddstore_error *err)
 {
-    batch b = {.store = store, .var = var};
+    batch b = {.store = store, .var = var, .reader = reader};
     b.heads = malloc((size_t)store->size * sizeof(*b.heads));
     if (!b.heads)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
-    int rc = run(&b, reader, rows, n, dst, failure, err);
+    int rc = run(&b, rows, n, dst, failure, err);
     free_batch(&b);
     return rc;
 }

@@ -94,6 +94,13 @@ void *ddstore__reader_scratch(ddstore__reader *reader, int which, size_t bytes)
     return s->data;
 }
 
+void *ddstore__reader_give(ddstore__reader *reader, int which)
+{
+    void *data = reader->scratch[which].data;
+    reader->scratch[which] = (ddstore__scratch){NULL, 0};
+    return data;
+}
+
 void ddstore__reader_child(void)
 {
     atomic_store(&readers, NULL);

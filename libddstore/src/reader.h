@@ -21,6 +21,7 @@ enum {
     DDSTORE__SCRATCH_STREAMS,
     DDSTORE__SCRATCH_SEND,
     DDSTORE__SCRATCH_SORT,
+    DDSTORE__SCRATCH_EXCHANGE,
     DDSTORE__SCRATCHES
 };
 
@@ -46,6 +47,9 @@ bool ddstore__reader_wait(const void *store, int64_t deadline_ns);
 
 /* At least `bytes` bytes of this thread's own, kept between calls. NULL: no memory. */
 void *ddstore__reader_scratch(ddstore__reader *reader, int which, size_t bytes);
+
+/* Takes that memory from the thread, for good: the caller's to free. NULL: has none. */
+void *ddstore__reader_give(ddstore__reader *reader, int which);
 
 void ddstore__reader_child(void); /* after fork: forget the other threads' */
 
