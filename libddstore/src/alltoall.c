@@ -4,11 +4,13 @@
  * of an all-to-all, each of at most DDSTORE_ALLTOALL_MAX_BYTES a rank. The method is
  * that of MDLoader: every rank learns what all want, and so what to send.
  */
+#include "copy.h"
 #include "fetch.h"
 
 #include <stdlib.h>
 
 #define ROWS_MAX (1u << 27) /* MPI counts the bytes of their numbers by an int */
+#define BLOCK    256        /* rows packed at a time */
 
 /* Rows between this rank and each other one, in the order in which their bytes travel:
  * of rank r, entries first[r] to first[r + 1] - 1. */
@@ -216,22 +218,55 @@ static int gather_rows(batch *b, ddstore_error *err)
 
 /* -- rounds -- */
 
-/* Copies `bytes` bytes of the stream that the listed rows of a rank make up, from byte
- * `from` of it on, between their places in base and a packed piece. */
-static void copy_stream(const rows_by_rank *l, int rank, uint64_t row_bytes,
-                        uint64_t from, uint64_t bytes, uint8_t *base, uint8_t *packed,
-                        bool pack)
+/* What is left of a round's part of the stream that the rows between two ranks make up.
+ */
+typedef struct stream {
+    const uint64_t *at; /* of the next row */
+    uint8_t *base;
+    uint64_t row_bytes, skip, bytes; /* skip: of the next row, sent in the last round */
+} stream;
+
+static stream stream_from(const batch *b, const rows_by_rank *l, int rank, void *base,
+                          uint64_t from, int bytes)
 {
-    size_t i = l->first[rank] + (size_t)(from / row_bytes);
-    uint64_t skip = from % row_bytes;
-    while (bytes) {
-        uint64_t step = row_bytes - skip < bytes ? row_bytes - skip : bytes;
-        uint8_t *row = base + l->at[i++] + skip;
-        memcpy(pack ? packed : row, pack ? row : packed, step);
-        packed += step;
-        bytes -= step;
-        skip = 0;
+    uint64_t row = b->var->row_bytes;
+    return (stream){.at = l->at + (bytes ? l->first[rank] + from / row : 0),
+                    .base = base,
+                    .row_bytes = row,
+                    .skip = from % row,
+                    .bytes = (uint64_t)bytes};
+}
+
+/* Its next pieces, at most BLOCK of them. */
+static size_t next_pieces(stream *s, struct iovec *pieces)
+{
+    size_t n = 0;
+    for (; n < BLOCK && s->bytes; n++) {
+        uint64_t step = s->row_bytes - s->skip;
+        step = step < s->bytes ? step : s->bytes;
+        pieces[n] = (struct iovec){s->base + *s->at++ + s->skip, step};
+        s->bytes -= step;
+        s->skip = 0;
     }
+    return n;
+}
+
+static void pack(stream s, uint8_t *packed)
+{
+    struct iovec pieces[BLOCK];
+    for (size_t n; (n = next_pieces(&s, pieces));) {
+        ddstore__copy_pieces(packed, pieces, n);
+        for (size_t i = 0; i < n; i++)
+            packed += pieces[i].iov_len;
+    }
+}
+
+static void unpack(stream s, const uint8_t *packed)
+{
+    struct iovec pieces[BLOCK];
+    for (size_t n; (n = next_pieces(&s, pieces));)
+        for (size_t i = 0; i < n; packed += pieces[i++].iov_len)
+            memcpy(pieces[i].iov_base, packed, pieces[i].iov_len);
 }
 
 /* The bytes of each rank's stream in the round that begins at byte `from` of it. */
@@ -257,16 +292,17 @@ static int one_round(batch *b, uint64_t from, uint8_t *dst, ddstore_error *err)
     count_round(b, &b->out, from, out_bytes, out_at);
     count_round(b, &b->in, from, in_bytes, in_at);
     for (int r = 0; r < ranks; r++)
-        copy_stream(&b->out, r, b->var->row_bytes, from, (uint64_t)out_bytes[r],
-                    ddstore__segment_data(b->var->own), b->send + out_at[r], true);
+        pack(stream_from(b, &b->out, r, ddstore__segment_data(b->var->own), from,
+                         out_bytes[r]),
+             b->send + out_at[r]);
     if (mpi->exchange(mpi->comm.arg, b->send, out_bytes, out_at, b->receive, in_bytes,
                       in_at))
         return ddstore__fail(err, DDSTORE_EFABRIC, "MPI could not exchange rows (%s)",
                              mpi->library);
     int rc = ddstore__callback_wait(b->store->comm, err);
     for (int r = 0; !rc && r < ranks; r++)
-        copy_stream(&b->in, r, b->var->row_bytes, from, (uint64_t)in_bytes[r], dst,
-                    b->receive + in_at[r], false);
+        unpack(stream_from(b, &b->in, r, dst, from, in_bytes[r]),
+               b->receive + in_at[r]);
     return rc;
 }
 
