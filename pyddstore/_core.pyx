@@ -5,7 +5,7 @@ from cpython.buffer cimport PyBUF_WRITABLE
 from cpython.bytes cimport PyBytes_AS_STRING
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memset, strncpy, strstr
+from libc.string cimport memset, strncpy
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 cimport numpy as cnp
 

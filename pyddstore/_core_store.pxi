@@ -51,9 +51,8 @@ cdef inline double seconds() noexcept nogil:
 
 
 # Destinations in which a broken-off read may still put bytes, whatever becomes of the
-# store: the library says so in its message. They are never given back.
+# store. They are never given back.
 _kept = []
-cdef const char *KEPT = b"bytes may still arrive in the destination"
 
 
 cdef class Store(Handle):
@@ -287,7 +286,7 @@ cdef class Store(Handle):
 
     cdef int read_ended(self, int rc, arr, const c.ddstore_error *err) except -1:
         """The end of a read that failed, or during which a signal's handler raised."""
-        if rc and strstr(err.message, KEPT) != NULL:
+        if rc and err.late:
             _kept.append(arr)
         return fail(err) if rc else raise_pending()
 

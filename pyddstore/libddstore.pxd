@@ -21,6 +21,7 @@ cdef extern from "ddstore.h" nogil:
 
     ctypedef struct ddstore_error:
         int code
+        int late
         char message[2048]
 
     const char *ddstore_code_name(int code)

@@ -56,6 +56,8 @@ enum {
 
 typedef struct ddstore_error {
     int code;
+    int late; /* of a read: 1 if bytes may still arrive in dst, which must stay
+                 allocated as long as the process runs; else 0 */
     char message[2048];
 } ddstore_error;
 
@@ -305,7 +307,7 @@ DDSTORE_API int ddstore_update(ddstore_var *var, const void *data, int64_t rows,
 
 /* Reads `rows` consecutive rows from global row `start` into dst. They lie in one
  * shard. Any thread. After DDSTORE_EPEER or DDSTORE_EINTR the contents of dst are
- * undefined. */
+ * undefined; if err->late, dst must stay allocated. */
 DDSTORE_API int ddstore_get(ddstore_var *var, int64_t start, int64_t rows, void *dst,
                             ddstore_error *err);
 

@@ -9,6 +9,7 @@
 static void fill(ddstore_error *err, int code, const char *format, va_list args)
 {
     err->code = code;
+    err->late = 0;
     vsnprintf(err->message, sizeof(err->message), format, args);
 }
 
@@ -49,11 +50,13 @@ void ddstore__prefix(ddstore_error *err, int code, const char *format, ...)
 {
     if (err) {
         char inner[sizeof(err->message)];
+        int late = err->late;
         va_list args;
         memcpy(inner, err->message, sizeof(inner));
         va_start(args, format);
         fill(err, code, format, args);
         va_end(args);
+        err->late = late;
         append(err, ": ");
         append(err, inner);
     }

@@ -74,7 +74,7 @@ int ddstore__far_failed(const ddstore_var *var, const ddstore__request *q, int r
     if (rc == DDSTORE_ECLOSED && !atomic_load(&var->store->closed))
         atomic_store(&q->from->over, true);
     else if (rc == DDSTORE_EPEER && atomic_load(&q->from->over))
-        rc = ddstore__fail(err, DDSTORE_ECLOSED, "its store was freed");
+        rc = ddstore__wrap(err, DDSTORE_ECLOSED, "its store was freed");
     return ddstore__name_rank(q->rank, rc, err);
 }
 

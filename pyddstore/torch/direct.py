@@ -63,6 +63,8 @@ def direct(dataset: Rows | WindowedDataset) -> Direct | None:
                 tensor = torch.from_numpy(stacked)
             if type(one) is not torch.Tensor or one.shape != tensor.shape:
                 return None
+            if one.device != tensor.device:
+                return None  # the default device gets numbers
     except Exception:
         return None  # what it refuses is refused for the batch at hand
     return Direct(dataset, structure, like)

@@ -110,7 +110,7 @@ _known: dict[torch.dtype, np.dtype[Any] | None] = {}
 def _numpy_of(dtype: torch.dtype) -> np.dtype[Any] | None:
     if dtype not in _known:
         try:
-            _known[dtype] = torch.empty(0, dtype=dtype).numpy().dtype
+            _known[dtype] = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
         except (TypeError, RuntimeError):
             _known[dtype] = None
     return _known[dtype]
@@ -135,7 +135,7 @@ class Field:
             return self.dtype  # type: ignore[no-any-return]
         known = _numpy_of(self.dtype)
         if known is None:
-            return _WORDS[torch.empty(0, dtype=self.dtype).element_size()][1]
+            return _WORDS[self.dtype.itemsize][1]
         return known
 
     @property
@@ -146,7 +146,7 @@ class Field:
     def empty(self, rows: int) -> Any:
         """A batch to be filled: ``(rows, *shape)``."""
         if self.kind == TENSOR:
-            return torch.empty((rows, *self.shape), dtype=self.dtype)
+            return torch.empty((rows, *self.shape), dtype=self.dtype, device="cpu")
         return np.empty((rows, *self.shape), self.dtype)
 
     def check(self, value: Any) -> None:

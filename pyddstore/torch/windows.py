@@ -43,6 +43,8 @@ class WindowedDataset(Dataset[Any]):
         self.dataset = ds
         self.window = window
         self._structure = ds._structure.picked(ds._structure.chosen(fields))
+        if not self._structure.fields:
+            raise ValueError("fields=[]: choose one field at least")
         for field in self._structure.fields:
             if field.ragged:
                 raise ValueError(

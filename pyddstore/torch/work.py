@@ -93,7 +93,7 @@ class BufferPool:
             if buffers is None:
                 buffers = self.dataset.alloc(self._rows)
             yield buffers
-        except _core.DDStoreError:
+        except (_core.DDStoreError, KeyboardInterrupt):
             buffers = None  # bytes may still arrive in what the store keeps registered
             raise
         finally:

@@ -38,7 +38,7 @@ static inline int read_pieces(ddstore__ofi_piece *pieces, size_t n, double timeo
 {
     ddstore__ofi_job job = {
         .pieces = pieces, .n = n, .timeout_ns = (int64_t)(timeout_s * DDSTORE__S)};
-    return ddstore__ofi_read(ofi, &job, NULL, &err);
+    return ddstore__ofi_read(ofi, &job, &err);
 }
 
 static inline uint64_t some_offset(uint64_t i, uint64_t bytes)

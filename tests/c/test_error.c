@@ -52,6 +52,18 @@ static void wrapping_puts_words_before(void **state)
     ddstore__fail(&fault, DDSTORE_EPEER, "it is gone");
     assert_int_equal(ddstore__wrap(&fault, DDSTORE_EPEER, "rank %d", 3), DDSTORE_EPEER);
     assert_string_equal(fault.message, "rank 3: it is gone");
+    assert_int_equal(fault.late, 0);
+}
+
+static void wrapping_keeps_that_bytes_are_late(void **state)
+{
+    (void)state;
+    ddstore__fail(&fault, DDSTORE_EPEER, "it is gone");
+    fault.late = 1;
+    ddstore__wrap(&fault, DDSTORE_ECLOSED, "rank %d", 3);
+    assert_int_equal(fault.late, 1);
+    ddstore__fail(&fault, DDSTORE_EPEER, "another");
+    assert_int_equal(fault.late, 0);
 }
 
 static void every_code_has_a_name(void **state)
@@ -80,6 +92,7 @@ int main(void)
         TEST(long_messages_are_cut),
         TEST(errno_is_told_with_what_to_do),
         TEST(wrapping_puts_words_before),
+        TEST(wrapping_keeps_that_bytes_are_late),
         TEST(every_code_has_a_name),
         TEST(version_is_told),
     };

@@ -51,7 +51,7 @@ static void *read_much(void *arg)
         ddstore__ofi_job job = {
             .pieces = pieces, .n = 128, .timeout_ns = 20 * DDSTORE__S};
         ddstore_error why = {0};
-        fine = ddstore__ofi_read(ofi, &job, NULL, &why) == 0;
+        fine = ddstore__ofi_read(ofi, &job, &why) == 0;
         if (!fine)
             print_message("%s\n", why.message);
         for (size_t i = 0; i < 128 && fine; i++)
@@ -95,7 +95,7 @@ static void local_registration(void **state)
         piece_of(&peer_process, peer, 100, 500000, memory + 1),
         piece_of(&peer_process, peer, 77, 100, memory + 600000)};
     ddstore__ofi_job job = {.pieces = pieces, .n = 2, .timeout_ns = 5 * DDSTORE__S};
-    assert_int_equal(ddstore__ofi_read(ofi, &job, NULL, &err), 0);
+    assert_int_equal(ddstore__ofi_read(ofi, &job, &err), 0);
     assert_int_equal(job.registrations, 0);
     assert_true(right(memory + 1, 100, 500000) && right(memory + 600000, 77, 100));
     assert_int_equal(ddstore__ofi_unregister(ofi, memory + 1, 4, &err), DDSTORE_EINVAL);

@@ -64,7 +64,7 @@ static void killed_target(void **state)
                                 .timeout_ns = 10 * DDSTORE__S,
                                 .late = late_by_pid,
                                 .arg = &victim};
-        rc = ddstore__ofi_read(ofi, &job, NULL, &err);
+        rc = ddstore__ofi_read(ofi, &job, &err);
     }
     if (rc != DDSTORE_EPEER)
         fail_msg("%d %s", rc, err.message);
@@ -102,7 +102,7 @@ static void stopped_target(void **state)
     late_calls = 0;
     ddstore__ofi_job job = {
         .pieces = pieces, .n = 16, .timeout_ns = 10 * DDSTORE__S, .late = late_alive};
-    int rc = ddstore__ofi_read(ofi, &job, NULL, &err);
+    int rc = ddstore__ofi_read(ofi, &job, &err);
     pthread_join(thread, NULL);
     assert_int_equal(rc, 0);
     assert_true(late_calls > 0);
@@ -125,15 +125,14 @@ static void abandoned_read(void **state)
         skip();
     uint8_t *memory = calloc(1, TARGET_BYTES);
     ddstore__ofi_piece piece = piece_of(&peer_process, peer, 0, TARGET_BYTES, memory);
-    bool poisoned = false;
     pthread_t thread;
     pthread_create(&thread, NULL, stop_later, &peer_process);
     ddstore__ofi_job job = {.pieces = &piece, .n = 1, .timeout_ns = 500 * DDSTORE__MS};
-    int rc = ddstore__ofi_read(ofi, &job, &poisoned, &err);
+    int rc = ddstore__ofi_read(ofi, &job, &err);
     pthread_join(thread, NULL);
     if (rc != 0) {
         assert_int_equal(rc, DDSTORE_EPEER);
-        assert_true(poisoned && ofi->n_aside == 1);
+        assert_true(err.late && ofi->n_aside == 1);
         assert_non_null(strstr(err.message, "may still arrive"));
     }
     kill(peer_process.pid, SIGCONT);
@@ -216,7 +215,7 @@ static void wrong_key(void **state)
                                 .n = 1,
                                 .timeout_ns = 10 * DDSTORE__S,
                                 .late = late_alive};
-        int rc = ddstore__ofi_read(ofi, &job, NULL, &err);
+        int rc = ddstore__ofi_read(ofi, &job, &err);
         if (strcmp(fabric, "ofi:shm") != 0)        /* it looks at no key */
             assert_int_equal(rc, DDSTORE_EFABRIC); /* the peer is not to blame */
         check_rows(16, ROW, 0);
@@ -246,12 +245,12 @@ static void ended_waits(void **state)
     int64_t begun = ddstore__now_ns();
     interrupt_at = begun + 300 * DDSTORE__MS;
     ddstore_set_interrupt(interrupt, NULL);
-    int rc = ddstore__ofi_read(ofi, &job, NULL, &err);
+    int rc = ddstore__ofi_read(ofi, &job, &err);
     ddstore_set_interrupt(NULL, NULL);
     double took = seconds(begun);
     begun = ddstore__now_ns();
     job.closed = &closed;
-    int rc_closed = ddstore__ofi_read(ofi, &job, NULL, &err);
+    int rc_closed = ddstore__ofi_read(ofi, &job, &err);
     double took_closed = seconds(begun);
     kill(peer_process.pid, SIGCONT);
     assert_int_equal(rc, DDSTORE_EINTR);

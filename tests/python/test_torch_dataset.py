@@ -297,6 +297,22 @@ def test_ddstore_width(members: Members, size: int) -> None:
     assert asked == [[0, 1, 2, 3], [4, 5, 6], *alone]
 
 
+def test_default_device(here: Any) -> None:
+    """Samples are in host memory, whatever the device that new tensors are made on."""
+    ds = here(Source(5))
+    with torch.device("meta"):
+        one, many, column = ds[1], ds.__getitems__([4, 0]), ds.read_rows([2, 3])
+        buffers = ds.alloc(2)
+        ds.__getitems__([3, 3], out=buffers)
+    same(one, every_kind(1))
+    same(many, [every_kind(4), every_kind(0)])
+    for key, want in every_kind(2).items():
+        if isinstance(want, torch.Tensor):
+            same(column[key][0], want)
+            same(buffers[key][0], every_kind(3)[key])
+    ds.release(buffers)
+
+
 def test_arguments(here: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     good = Source(3, pair)
     with pytest.raises(ValueError, match="ddstore_width and method 2"):

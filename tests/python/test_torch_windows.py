@@ -74,6 +74,8 @@ def test_starts_and_fields(ds: Any) -> None:
             WindowedDataset(ds, **({"window": 2} | given))
     with pytest.raises(KeyError, match="nothing"):
         WindowedDataset(ds, 2, fields=["nothing"])
+    with pytest.raises(ValueError, match="one field at least"):
+        WindowedDataset(ds, 2, fields=[])
 
 
 def test_one_read_a_batch(ds: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ static int self_test(ddstore__ofi *ofi, ddstore_error *err)
                                     .bytes = SELF_TEST_BYTES - 1,
                                     .dst = got + 1};
         ddstore__ofi_job job = {.pieces = &piece, .n = 1, .timeout_ns = SELF_TEST_NS};
-        rc = ddstore__ofi_read(ofi, &job, NULL, err);
+        rc = ddstore__ofi_read(ofi, &job, err);
     }
     if (rc == 0 && memcmp(memory + 1, got + 1, SELF_TEST_BYTES - 1) != 0)
         rc = ddstore__fail(err, DDSTORE_EFABRIC,

@@ -79,11 +79,9 @@ typedef struct ddstore__ofi_job {
 /* Reads all pieces, as many in flight as the queues allow, split by max_read_bytes and
  * the provider's limit. Any thread. On failure nothing of the destinations is
  * guaranteed; where bytes may still arrive, the endpoint and the bounce memory are set
- * aside, and the message says so if it is the caller's own buffer: then *poisoned
- * (nullable) is set and the caller must keep that buffer alive until
- * ddstore__ofi_close. */
-int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, bool *poisoned,
-                      ddstore_error *err);
+ * aside, and err says so (late, and in words) if it is the caller's own buffer, which
+ * must then stay alive until ddstore__ofi_close. */
+int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, ddstore_error *err);
 
 /* For ddstore_probe: appends lines "libfabric\t...", "provider\tNAME: taken/dropped,
  * why". */

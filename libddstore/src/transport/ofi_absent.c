@@ -107,12 +107,9 @@ int ddstore__ofi_unregister(ddstore__ofi *ofi, void *data, uint64_t bytes,
     return absent(err);
 }
 
-int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, bool *poisoned,
-                      ddstore_error *err)
+int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, ddstore_error *err)
 {
     (void)ofi, (void)job;
-    if (poisoned)
-        *poisoned = false;
     return absent(err);
 }
 

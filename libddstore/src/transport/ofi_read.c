@@ -422,8 +422,8 @@ static void settle(run *r)
     r->again = quiet.again; /* it may have grown */
 }
 
-/* Whether bytes may still arrive in the caller's memory; err says so. */
-static bool poison(const run *r)
+/* err says so if bytes may still arrive in the caller's memory. */
+static void tell_late(const run *r)
 {
     bool direct = false;
     for (size_t i = 0; i < r->reader->n_ops; i++)
@@ -432,12 +432,11 @@ static bool poison(const run *r)
         size_t used = strlen(r->err->message);
         snprintf(r->err->message + used, sizeof(r->err->message) - used,
                  "; bytes may still arrive in the destination, which is kept");
+        r->err->late = 1;
     }
-    return direct;
 }
 
-int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, bool *poisoned,
-                      ddstore_error *err)
+int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, ddstore_error *err)
 {
     int64_t now = ddstore__now_ns();
     run r = {
@@ -451,8 +450,6 @@ int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, bool *poisoned,
     };
     job->mr_ns = job->post_ns = job->wait_ns = 0;
     job->registrations = 0;
-    if (poisoned)
-        *poisoned = false;
     if (ofi->generation != ddstore__fork_generation)
         return ddstore__fail(err, DDSTORE_EFORKED,
                              "this process was forked; the network "
@@ -464,8 +461,7 @@ int ddstore__ofi_read(ddstore__ofi *ofi, ddstore__ofi_job *job, bool *poisoned,
     rc = pump(&r);
     if (rc != 0 && r.reader) {
         settle(&r);
-        if (r.reader->in_flight > 0 && poison(&r) && poisoned)
-            *poisoned = true;
+        tell_late(&r);
     }
     free(r.again);
     if (r.reader)

@@ -42,7 +42,7 @@ static int open_peer(ddstore__attachment *a, const ddstore__access *access,
 
 static int run(const ddstore__access *access, const ddstore__request *requests,
                const ddstore__ofi_piece *pieces, size_t n, ddstore__times *times,
-               size_t *failed, bool *poisoned, ddstore_error *err)
+               size_t *failed, ddstore_error *err)
 {
     struct late late = {access, requests, failed};
     ddstore__ofi_job job = {
@@ -53,7 +53,7 @@ static int run(const ddstore__access *access, const ddstore__request *requests,
         .late = ask_late_peer,
         .arg = &late,
     };
-    int rc = ddstore__ofi_read(access->ofi, &job, poisoned, err);
+    int rc = ddstore__ofi_read(access->ofi, &job, err);
     times->mr_ns += job.mr_ns;
     times->post_ns += job.post_ns;
     times->wait_ns += job.wait_ns;
@@ -76,9 +76,10 @@ static int prove(const ddstore__access *access, const ddstore__request *q,
 {
     ddstore__attachment *a = q->from;
     ddstore__times times = {0};
-    bool poisoned = false;
+    ddstore_error unwanted;
     uint8_t *token =
         calloc(1, 16); /* not of the stack: a late read may still write it */
+    err = err ? err : &unwanted;
     if (!token)
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for the self-test");
     ddstore__ofi_piece piece = {
@@ -92,10 +93,11 @@ static int prove(const ddstore__access *access, const ddstore__request *q,
     struct late late = {access, q, &none};
     int rc = ask_first(&late, err);
     if (!rc)
-        rc = run(access, q, &piece, 1, &times, &none, &poisoned, err);
+        rc = run(access, q, &piece, 1, &times, &none, err);
     bool same = !rc && ddstore__same16(token, a->at.token);
-    if (!poisoned)
+    if (!rc || !err->late)
         free(token);
+    err->late = 0; /* it was not the caller's memory */
     if (!rc && !same)
         rc =
             ddstore__fail(err, DDSTORE_EFABRIC,
@@ -138,6 +140,5 @@ int ddstore__rdma_read(ddstore__reader *reader, const ddstore__access *access,
                 .tag = (uint32_t)i,
             };
     }
-    bool poisoned = false; /* the destination is the caller's: the message tells */
-    return run(access, requests, pieces, used, times, failed, &poisoned, err);
+    return run(access, requests, pieces, used, times, failed, err);
 }

@@ -8,7 +8,7 @@ static int too_late(ddstore__peer *peer, const ddstore__access *access,
                     ddstore_error *err)
 {
     ddstore__peer_lose(peer, "a read of its MPI window did not end in time");
-    return ddstore__fail(
+    int rc = ddstore__fail(
         err, DDSTORE_EPEER,
         "process %u on host %s let a read of its MPI window wait for %g s "
         "(DDSTORE_READ_TIMEOUT_S); this MPI may serve reads only while the target is "
@@ -16,6 +16,9 @@ static int too_late(ddstore__peer *peer, const ddstore__access *access,
         "which must stay allocated",
         peer->contact.process.pid, peer->contact.process.host,
         (double)access->patience.timeout_ns / 1e9);
+    if (err)
+        err->late = 1;
+    return rc;
 }
 
 static int read_piece(const ddstore__access *access, void *window,
