@@ -349,18 +349,24 @@ class Rows(Dataset[Any]):
             raise ValueError(f"alloc({n}): give 0 or more samples")
         store = self.ddstore
         buffers = Buffers(n, self.name)
-        registered: list[tuple[str, NDArray[Any]]] = []
-        for field in self._structure.chosen(fields):
-            batch = field.empty(n * field.longest if field.ragged else n)
-            flat, name = _flat(batch), variable(self.name, field.key)
-            if flat.nbytes:
-                store.register_recv(name, flat)
-                registered.append((name, flat))
-            if field.ragged:
-                batch = RaggedRows(batch, _as(field, np.zeros(n + 1, np.int64)))
-            buffers[field.key] = batch
-        buffers.registered = registered
+        try:
+            for field in self._structure.chosen(fields):
+                self._alloc_field(store, buffers, field)
+        except BaseException:
+            self.release(buffers)
+            raise
         return buffers
+
+    def _alloc_field(self, store: PyDDStore, buffers: Buffers, field: Field) -> None:
+        n = buffers.rows
+        batch = field.empty(n * field.longest if field.ragged else n)
+        flat, name = _flat(batch), variable(self.name, field.key)
+        if flat.nbytes and buffers.registered is not None:
+            store.register_recv(name, flat)
+            buffers.registered.append((name, flat))
+        if field.ragged:
+            batch = RaggedRows(batch, _as(field, np.zeros(n + 1, np.int64)))
+        buffers[field.key] = batch
 
     def release(self, bufs: Buffers) -> None:
         """Takes back the registration of what alloc() returned. Twice: ValueError."""

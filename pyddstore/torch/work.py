@@ -74,8 +74,12 @@ class BufferPool:
         self._rows = rows
         store = next(rows_below(dataset)).ddstore
         self.saves = any(p["path"] not in _UNREGISTERED for p in store.transports())
-        for _ in range(sets):
-            self._free.put(dataset.alloc(rows))
+        try:
+            for _ in range(sets):
+                self._free.put(dataset.alloc(rows))
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
     def borrowed(self, rows: int) -> Iterator[Buffers]:

@@ -297,6 +297,14 @@ def test_ddstore_width(members: Members, size: int) -> None:
     assert asked == [[0, 1, 2, 3], [4, 5, 6], *alone]
 
 
+def test_release_by_another_dataset(here: Any) -> None:
+    one, other = here(Source(3, pair), "a"), here(Source(3, pair), "b")
+    buffers = one.alloc(2)
+    with pytest.raises(ValueError, match="of the dataset 'a'"):
+        other.release(buffers)
+    one.release(buffers)
+
+
 def test_default_device(here: Any) -> None:
     """Samples are in host memory, whatever the device that new tensors are made on."""
     ds = here(Source(5))

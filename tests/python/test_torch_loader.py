@@ -1,23 +1,21 @@
-"""ThreadDataLoader against DataLoader, and what it promises beside."""
+"""ThreadDataLoader against DataLoader."""
 
 from __future__ import annotations
 
 import gc
-import os
-import threading
-import time
-import traceback
+import sys
+import types
 import warnings
 from collections import namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
-from members import Member, Members
 
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
 import torch
+from loader_support import COUNT, loaded
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -29,50 +27,12 @@ from torch.utils.data import (
 )
 from torch_support import Source, graph, pair, same
 
-from pyddstore.torch import (
-    DistDataset,
-    ThreadDataLoader,
-    WindowedDataset,
-)
-
-COUNT = 53
-
-
-def sample(i: int) -> dict[str, Any]:
-    """All kinds that the default collate_fn takes."""
-    return {
-        "x": torch.arange(6.0).reshape(2, 3) + i,
-        "half": torch.tensor([i % 8], dtype=torch.bfloat16),
-        "a": np.full((2, 2), i, np.int16),
-        "0-d": np.array(i, np.uint8),
-        "scalar": np.float32(i),
-        "flag": np.bool_(i % 2),
-        "int": i,
-        "float": i / 2,
-        "bool": i % 3 == 0,
-    }
+from pyddstore.torch import DistDataset, ThreadDataLoader, WindowedDataset
 
 
 @pytest.fixture
 def ds(tmp_path: Any) -> Any:
-    before = threading.active_count()
-    with DistDataset(
-        Source(COUNT, sample), "ds", rank=0, size=1, handshake_dir=str(tmp_path / "h")
-    ) as one:
-        yield one
-        gc.collect()
-        threads_are(before)
-
-
-def threads() -> int:
-    return sum(t.name.startswith("ThreadDataLoader") for t in threading.enumerate())
-
-
-def threads_are(count: int, limit_s: float = 10) -> None:
-    until = time.monotonic() + limit_s
-    while threads():
-        assert time.monotonic() < until, threading.enumerate()
-        time.sleep(0.01)
+    yield from loaded(tmp_path)
 
 
 def weighted() -> Any:
@@ -164,117 +124,6 @@ def test_windows_and_graphs(ds: Any, tmp_path: Any) -> None:
             same(list(loader), want)
 
 
-class Slow:
-    """A dataset that counts what was begun, and waits to be let on."""
-
-    def __init__(self, count: int = 100) -> None:
-        self.count = count
-        self.begun: list[int] = []
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, i: int) -> int:
-        self.begun.append(i)
-        assert self.gate.wait(20)
-        return i
-
-
-@pytest.mark.parametrize(("workers", "prefetch"), [(1, 1), (1, 3), (2, 2), (3, None)])
-def test_batches_in_flight(workers: int, prefetch: int | None) -> None:
-    slow = Slow()
-    loader = ThreadDataLoader(
-        slow, batch_size=1, num_workers=workers, prefetch_factor=prefetch
-    )
-    ahead = workers * (prefetch or 2)
-
-    def settled(want: int) -> None:
-        until = time.monotonic() + 10
-        while len(slow.begun) < want and time.monotonic() < until:
-            time.sleep(0.002)
-        time.sleep(0.05)
-        assert len(slow.begun) == want
-
-    batches = iter(loader)
-    settled(ahead)
-    for held in range(1, 6):
-        next(batches)
-        settled(ahead + held)
-    del batches
-    threads_are(0)
-
-
-def test_separate_iterators(ds: Any) -> None:
-    with ThreadDataLoader(
-        ds, batch_size=5, num_workers=1, reuse_buffers=True
-    ) as loader:
-        one, other = iter(loader), iter(loader)
-        assert one is not other
-        first = next(one)
-        same(next(other), first)
-        second = next(one)
-        same([second, *one], list(loader)[1:])
-        assert next(one, None) is next(one, None) is None
-        assert len(list(other)) == len(loader) - 1
-
-
-@pytest.mark.parametrize("reuse", [False, True])
-def test_left_early(ds: Any, reuse: bool) -> None:
-    loader = ThreadDataLoader(
-        ds, batch_size=2, num_workers=3, prefetch_factor=4, reuse_buffers=reuse
-    )
-    for _ in range(30):
-        for n, _batch in enumerate(loader):
-            if n == 2:
-                break
-    gc.collect()
-    threads_are(0)
-    if reuse:
-        assert loader._pool is not None
-        assert loader._pool._free.qsize() == 3
-    assert len(list(loader)) == len(loader)
-    loader.close()
-    loader.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        iter(loader)
-
-
-class Counting:
-    """Counts the buffers of a dataset that are registered."""
-
-    def __init__(self, ds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        alloc, release = ds.alloc, ds.release
-
-        def counted_alloc(n: int) -> Any:
-            self.count += 1
-            return alloc(n)
-
-        def counted_release(bufs: Any) -> None:
-            release(bufs)
-            self.count -= 1
-
-        monkeypatch.setattr(ds, "alloc", counted_alloc)
-        monkeypatch.setattr(ds, "release", counted_release)
-
-
-def test_dropped_loaders_release_buffers(
-    ds: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registered = Counting(ds, monkeypatch)
-    for _ in range(10):
-        loader = ThreadDataLoader(ds, batch_size=2, num_workers=2, reuse_buffers=True)
-        batches = iter(loader)
-        next(batches)
-        assert registered.count >= 2
-        del loader, batches
-        gc.collect()
-    threads_are(0)
-    assert registered.count == 0
-
-
 def test_subclasses(ds: Any) -> None:
     """One that overrides single samples is asked for these."""
 
@@ -288,107 +137,6 @@ def test_subclasses(ds: Any) -> None:
     for more in ({}, {"num_workers": 1}, {"reuse_buffers": True}):
         loader = ThreadDataLoader(ds, batch_size=3, **more)
         assert next(iter(loader)).tolist() == [0, 2, 4]
-
-
-def test_close_ends_iterators(ds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    registered = Counting(ds, monkeypatch)
-    loader = ThreadDataLoader(ds, batch_size=2, num_workers=2, reuse_buffers=True)
-    batches = iter(loader)
-    next(batches)
-    loader.close()
-    assert threads() == 0
-    with pytest.raises(StopIteration):
-        next(batches)
-    assert registered.count == 0
-
-
-class Failing(Slow):
-    def __getitem__(self, i: int) -> int:
-        if i % 10 == 3:
-            self.give_up(i)
-        return i
-
-    def give_up(self, i: int) -> None:
-        raise LookupError(f"sample {i} is bad")
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_exceptions(workers: int) -> None:
-    batches = iter(ThreadDataLoader(Failing(30), batch_size=5, num_workers=workers))
-    for n in range(6):
-        if n % 2:
-            assert next(batches).tolist() == list(range(5 * n, 5 * n + 5))
-            continue
-        with pytest.raises(LookupError, match=f"sample {5 * n + 3} is bad") as caught:
-            next(batches)
-        names = [frame.name for frame in traceback.extract_tb(caught.tb)]
-        assert names[-1] == "give_up"
-        assert "__getitem__" in names
-    with pytest.raises(StopIteration):
-        next(batches)
-
-
-def test_exceptions_of_reads(ds: Any) -> None:
-    for reuse in (False, True):
-        with ThreadDataLoader(
-            ds, batch_sampler=[[0], [COUNT], [1]], num_workers=1, reuse_buffers=reuse
-        ) as loader:
-            batches = iter(loader)
-            assert next(batches)["int"] == 0
-            with pytest.raises(IndexError, match=f"{COUNT} is out of range"):
-                next(batches)
-            assert next(batches)["int"] == 1
-
-
-def test_timeout() -> None:
-    slow = Slow()
-    slow.gate.clear()
-    batches = iter(ThreadDataLoader(slow, num_workers=1, timeout=0.2))
-    with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds"):
-        next(batches)
-    slow.gate.set()
-    assert next(batches) == 0
-
-
-def test_worker_init_fn() -> None:
-    seen = []
-
-    def begin(number: int) -> None:
-        seen.append((number, threading.current_thread()))
-        time.sleep(0.05)
-
-    list(ThreadDataLoader(Slow(), num_workers=3, worker_init_fn=begin))
-    assert sorted(n for n, _ in seen) == [0, 1, 2]
-    assert len({thread for _, thread in seen}) == 3
-
-    def bad(number: int) -> None:
-        raise ZeroDivisionError("at the beginning")
-
-    with pytest.raises(ZeroDivisionError, match="at the beginning"):
-        next(iter(ThreadDataLoader(Slow(), num_workers=1, worker_init_fn=bad)))
-
-
-def test_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    allowed = sorted(os.sched_getaffinity(0))
-
-    def cpus(width: int, offset: int, workers: int) -> list[set[int]]:
-        monkeypatch.setenv("DDSTORE_AFFINITY_WIDTH", str(width))
-        monkeypatch.setenv("DDSTORE_AFFINITY_OFFSET", str(offset))
-        seen = {}
-
-        def begin(number: int) -> None:
-            seen[number] = os.sched_getaffinity(0)
-            time.sleep(0.05)
-
-        list(ThreadDataLoader(Slow(), num_workers=workers, worker_init_fn=begin))
-        assert os.sched_getaffinity(0) == set(allowed)
-        return [seen[n] for n in range(workers)]
-
-    n = len(allowed)
-    assert cpus(0, 1, 2) == [set(allowed)] * 2
-    assert cpus(1, 0, 2) == [{allowed[0]}, {allowed[1 % n]}]
-    assert cpus(1, 1, 2) == [{allowed[1 % n]}, {allowed[2 % n]}]
-    assert cpus(2 * n, 1, 1) == [set(allowed)]
 
 
 def test_arguments(ds: Any) -> None:
@@ -414,28 +162,6 @@ def test_arguments(ds: Any) -> None:
 
     with pytest.raises(TypeError, match="IterableDataset"):
         ThreadDataLoader(Stream())
-
-
-def test_buffers_grow(ds: Any) -> None:
-    """With a batch sampler that has batches of all sizes."""
-    batches = [[1], list(range(20)), [2], list(range(COUNT)), []]
-    for workers in (0, 1, 2):
-        with ThreadDataLoader(
-            ds, batch_sampler=batches, reuse_buffers=True, num_workers=workers,
-            collate_fn=lambda b: [one["int"] for one in b], collate_copies=True,
-        ) as loader:  # fmt: skip
-            assert list(loader) == batches
-            assert list(loader) == batches
-
-
-def test_batches_stay(ds: Any) -> None:
-    """What was returned isn't overwritten when buffers are used again."""
-    with ThreadDataLoader(
-        ds, batch_size=4, num_workers=2, reuse_buffers=True
-    ) as loader:
-        kept = list(loader)
-        list(loader)
-        same(kept, list(DataLoader(ds, batch_size=4)))
 
 
 def test_pin_memory(ds: Any) -> None:
@@ -501,43 +227,6 @@ def test_uncollatable(tmp_path: Any) -> None:
                 list(loader)
 
 
-def shuffled_epochs(m: Member) -> list[int]:
-    with DistDataset(Source(COUNT, sample), "ds", rank=m.rank, size=m.size,
-                     handshake_dir=m.dir) as ds:  # fmt: skip
-        torch.manual_seed(m.rank)
-        with ThreadDataLoader(ds, batch_size=6, shuffle=True, num_workers=2,
-                              reuse_buffers=True) as loader:  # fmt: skip
-            seen: list[int] = []
-            for _ in range(3):
-                for batch in loader:
-                    numbers = batch["int"].tolist()
-                    assert batch["x"][:, 1, 2].tolist() == [5.0 + i for i in numbers]
-                    seen += numbers
-        profile = ds.ddstore.get_profile("ds/x")
-        assert profile["mr_miss"] == 0
-        assert profile["rows"] == 3 * COUNT
-        m.meet("read")
-    return seen
-
-
-def test_across_ranks(members: Members) -> None:
-    orders = members(3, shuffled_epochs, {"DDSTORE_PROFILE": "1"})
-    for order in orders:
-        assert sorted(order) == sorted(list(range(COUNT)) * 3)
-    assert orders[0] != orders[1]
-
-
-def left_running(m: Member) -> None:
-    """The process ends while an iterator lives and threads read."""
-    ds = DistDataset(Source(COUNT, sample), "ds", rank=0, size=1, handshake_dir=m.dir)
-    globals()["kept"] = [ds, iter(ThreadDataLoader(ds, num_workers=2, batch_size=3))]
-    next(globals()["kept"][1])
-
-
-def test_exit_while_reading(members: Members) -> None:
-    members(1, left_running)
-
-
 class FakeMpi:
     THREAD_SERIALIZED = 2
 
@@ -548,9 +237,6 @@ class FakeMpi:
 
 def test_method_0(ds: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rules that need no MPI."""
-    import sys
-    import types
-
     from pyddstore.torch import loader as module
 
     monkeypatch.setattr(ds, "_method", 0)

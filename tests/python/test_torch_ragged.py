@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,22 @@ def graphs(m: Member, method: int, chunk_size: int | None) -> None:
         m.meet("read")
     with dataset(m, Source(0, graph), ragged=True) as ds:
         assert ds.__getitems__([]) == []
+
+
+def test_chunks_of_one_keep_no_samples(tmp_path: Any) -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def make(i: int) -> Any:
+        assert sum(one() is not None for one in alive) <= 2, f"at sample {i}"
+        array = np.full((i % 5, 2), i)
+        alive.append(weakref.ref(array))
+        return array
+
+    with DistDataset(
+        Source(30, make), "ds", rank=0, size=1, handshake_dir=str(tmp_path / "h"),
+        ragged=True, chunk_size=1,
+    ) as ds:  # fmt: skip
+        same([ds[7], ds[29]], [np.full((2, 2), 7), np.full((4, 2), 29)])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
