@@ -26,6 +26,10 @@ typedef struct ddstore__far {
 int ddstore__check_rows(const ddstore_var *var, const int64_t *rows, size_t n,
                         ddstore_error *err);
 
+/* The same of runs; counts the wish's rows, and the pieces that they make up where
+ * shards end. */
+int ddstore__check_runs(const ddstore_var *var, ddstore__wish *w, ddstore_error *err);
+
 /* Copies (or, without `copy`, only finds) all rows that are mapped; the others are
  * listed in far (NULL: there can be none). */
 int ddstore__copy_mapped(ddstore_var *var, const ddstore__wish *w, uint8_t *dst,
