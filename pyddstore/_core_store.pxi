@@ -421,9 +421,11 @@ cdef class Store(Handle):
         rows_local, rows_rdma, rows_tcp, rows_mpi by path; in seconds: lock_wait, mr
         (registering), read (copying, or asking the network), cq (waiting for answers). Of
         the store: py_gets (calls), py_get and py_sync (whole calls, GPU waits; seconds).
+        With method 0 only bytes and the rows by path are counted.
         """
         cdef _Variable v = self.find(name)
         cdef c.ddstore_profile p
+        cdef bint counts = self.method != 0
         c.ddstore_get_profile(v.ptr, &p)
         return {
             "calls": p.calls, "rows": p.rows, "bytes": p.bytes,
@@ -431,7 +433,8 @@ cdef class Store(Handle):
             "read": p.read, "cq": p.cq,
             "rows_local": p.rows_local, "rows_rdma": p.rows_rdma,
             "rows_tcp": p.rows_tcp, "rows_mpi": p.rows_mpi,
-            "py_gets": self._py_gets, "py_get": self._py_get, "py_sync": 0.0,
+            "py_gets": self._py_gets if counts else 0,
+            "py_get": self._py_get if counts else 0.0, "py_sync": 0.0,
         }
 
     def transports(self):
@@ -472,6 +475,17 @@ cdef class Store(Handle):
         with nogil:
             rc = c.ddstore_epoch(self.ptr, &err)
         return fail(&err) if rc else raise_pending()
+
+    def _meet_to_free(self):
+        """Method 0: waits until every rank frees its store. Collective."""
+        cdef c.ddstore_error err
+        cdef int rc
+        self.check_open()
+        with nogil:
+            rc = c.ddstore_meet_to_free(self.ptr, &err)
+        if rc:
+            fail(&err)
+        raise_pending()
 
     def epoch_begin(self):
         """Method 0: waits for every rank; reads that follow see what each rank wrote by

@@ -164,6 +164,7 @@ cdef extern from "ddstore.h" nogil:
     int ddstore_get_batch_failed(ddstore_t *store, const ddstore_error *why,
                                  ddstore_error *err)
     int ddstore_epoch(ddstore_t *store, ddstore_error *err)
+    int ddstore_meet_to_free(ddstore_t *store, ddstore_error *err)
 
     ctypedef struct ddstore_view:
         pass

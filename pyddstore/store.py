@@ -149,7 +149,7 @@ class PyDDStore(_core.Store):
         held, self._held = self._held, None
         together = False
         try:
-            together = held is not None and self.method == 0 and self._meet_to_free()
+            together = held is not None and self.method == 0 and self._met_to_free()
         finally:
             super().free()
             if together:
@@ -157,14 +157,14 @@ class PyDDStore(_core.Store):
             elif held is not None:
                 held.released = True
 
-    def _meet_to_free(self) -> bool:
+    def _met_to_free(self) -> bool:
         """Waits for the other ranks' free(). False: one of them won't come."""
         from mpi4py import MPI
 
         if MPI.Is_finalized():
             return False
         try:
-            self.epoch_end()
+            self._meet_to_free()
         except _core.StoreClosedError:
             return False  # here or there it was freed already
         except Exception as exc:

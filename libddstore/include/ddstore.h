@@ -337,6 +337,11 @@ DDSTORE_API int ddstore_get_batch_failed(ddstore *store, const ddstore_error *wh
  * before. Methods 1 and 2: nothing. Collective. */
 DDSTORE_API int ddstore_epoch(ddstore *store, ddstore_error *err);
 
+/* Method 0, before ddstore_free: waits until every rank is here, so that none reads any
+ * more. A rank that is in another collective call instead gets DDSTORE_ECLOSED there,
+ * and this one an error. Methods 1 and 2: nothing. Collective. */
+DDSTORE_API int ddstore_meet_to_free(ddstore *store, ddstore_error *err);
+
 /* This rank's own shard, in place; it stays mapped until ddstore_view_close, also after
  * ddstore_free. Any thread. */
 typedef struct ddstore_view ddstore_view;
@@ -346,7 +351,8 @@ DDSTORE_API void ddstore_view_close(ddstore_view *view);
 
 /* Keeps a destination registered with the network until it is unregistered or the store
  * is freed; registering the same range again does nothing. Unregistering an unknown
- * range: DDSTORE_EINVAL. The caller keeps the memory alive meanwhile. Any thread. */
+ * range: DDSTORE_EINVAL. The caller keeps the memory alive meanwhile. Method 0: nothing.
+ * Any thread. */
 DDSTORE_API int ddstore_register_recv(ddstore *store, void *data, uint64_t bytes,
                                       ddstore_error *err);
 DDSTORE_API int ddstore_unregister_recv(ddstore *store, void *data, uint64_t bytes,

@@ -18,10 +18,12 @@ extern "C" {
 /* ---- in libddstore.so --------------------------------------------------------------
  */
 
-/* One read of a window under way; its fields are the plugin's. */
+/* One read of a window under way; its fields are the plugin's, but for turn: where
+ * read_begin returns 1, how many reads of the window there have been. */
 typedef struct ddstore_mpi_read {
     void *window;
     int rank;
+    unsigned turn;
     uint64_t opaque[2];
 } ddstore_mpi_read;
 
@@ -107,6 +109,7 @@ static inline int ddstore_open_mpi(MPI_Comm comm, const ddstore_options *options
     if (MPI_Comm_dup(comm, &own) != MPI_SUCCESS) {
         if (err) {
             err->code = DDSTORE_EFABRIC;
+            err->late = 0;
             for (size_t i = 0; i < sizeof(failed); i++)
                 err->message[i] = failed[i];
         }
@@ -135,6 +138,9 @@ static inline int ddstore_open_mpi(MPI_Comm comm, const ddstore_options *options
 /* ddstore_close, and what belongs to it. Collective, in the same order on all ranks. */
 static inline void ddstore_close_mpi(ddstore *store, ddstore_mpi *mpi)
 {
+    ddstore_error unwanted;
+    if (store)
+        (void)ddstore_meet_to_free(store, &unwanted);
     ddstore_close(store);
     ddstore_mpi_release(mpi);
 }

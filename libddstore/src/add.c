@@ -310,7 +310,8 @@ int ddstore_add_failed(ddstore *store, const char *name, const ddstore_error *wh
                        ddstore_error *err)
 {
     int rc;
-    ddstore__reader *reader = ddstore__collective_enter(store, "add them", &rc, err);
+    ddstore__reader *reader =
+        ddstore__collective_enter(store, DDSTORE__CALL_ADD, &rc, err);
     if (!reader)
         return rc;
     return ddstore__collective_leave(store, reader, add_failed(store, name, why, err));
@@ -321,7 +322,8 @@ int ddstore_add(ddstore *store, const char *name, const ddstore_shard *shard,
 {
     int rc;
     ddstore_error mine;
-    ddstore__reader *reader = ddstore__collective_enter(store, "add them", &rc, err);
+    ddstore__reader *reader =
+        ddstore__collective_enter(store, DDSTORE__CALL_ADD, &rc, err);
     if (!reader)
         return rc;
     rc = check_shard(store, name, shard, &mine)

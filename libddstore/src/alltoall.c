@@ -39,7 +39,7 @@ static void free_batch(batch *b)
     void *all[] = {b->heads, b->wanted, b->out.first, b->out.at, b->in.first, b->in.at};
     for (size_t i = 0; i < DDSTORE__COUNT(all); i++)
         ddstore__callback_free(b->store->comm, all[i]);
-    if (b->store->comm->broken) /* MPI may still write there */
+    if (b->send && b->store->comm->broken) /* MPI may still write there */
         ddstore__callback_free(
             b->store->comm, ddstore__reader_give(b->reader, DDSTORE__SCRATCH_EXCHANGE));
 }
@@ -109,8 +109,10 @@ static int tell_wishes(batch *b, const ddstore_error *failure, ddstore_error *er
 
 /* -- who sends what -- */
 
-static bool list_open(rows_by_rank *l, int ranks, size_t n)
+static bool list_open(rows_by_rank *l, int ranks, uint64_t n)
 {
+    if (n > SIZE_MAX / sizeof(*l->at))
+        return false;
     l->first = calloc((size_t)ranks + 2, sizeof(*l->first));
     l->at = malloc((n ? n : 1) * sizeof(*l->at));
     return l->first && l->at;
@@ -138,19 +140,21 @@ static int64_t wanted_row(const batch *b, int rank, size_t i)
     return (int64_t)ddstore__get64(b->wanted + (size_t)rank * b->piece + 8 + 8 * i);
 }
 
+/* Room for as many rows of this rank's as the others may want. */
+static bool open_out(batch *b)
+{
+    uint64_t most = 0;
+    for (int r = 0; r < b->store->size; r++)
+        most += b->heads[r].word[2];
+    return list_open(&b->out, b->store->size, most);
+}
+
 /* This rank's rows by the rank that wants them. */
-static bool list_out(batch *b)
+static void list_out(batch *b)
 {
     const int64_t *start = b->var->layout.start;
     int64_t from = start[b->store->rank], to = start[b->store->rank + 1];
-    size_t n = 0, at = 0;
-    for (int r = 0; r < b->store->size; r++)
-        for (size_t i = 0; i < b->heads[r].word[1]; i++) {
-            int64_t row = wanted_row(b, r, i);
-            n += row >= from && row < to;
-        }
-    if (!list_open(&b->out, b->store->size, n))
-        return false;
+    size_t at = 0;
     for (int r = 0; r < b->store->size; r++) {
         for (size_t i = 0; i < b->heads[r].word[1]; i++) {
             int64_t row = wanted_row(b, r, i);
@@ -159,7 +163,6 @@ static bool list_out(batch *b)
         }
         b->out.first[r + 1] = at;
     }
-    return true;
 }
 
 /* Bytes that one rank sends another one in a round. */
@@ -195,7 +198,7 @@ static int gather_rows(batch *b, ddstore_error *err)
     uint8_t *mine = malloc(b->piece);
     uint8_t lacks[8] = {1};
     b->wanted = malloc(b->piece * ranks);
-    bool ok = mine && b->wanted && exchange_memory(b) && list_in(b);
+    bool ok = mine && b->wanted && exchange_memory(b) && open_out(b) && list_in(b);
     if (!mine || !b->wanted) { /* it can't even hear the others */
         free(mine);
         return ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
@@ -208,11 +211,11 @@ static int gather_rows(batch *b, ddstore_error *err)
     int rc = ddstore__callback_gather(b->store->comm, mine, b->piece, b->wanted, err);
     ddstore__callback_free(b->store->comm, mine);
     for (int r = 0; !rc && r < b->store->size; r++)
-        if (b->wanted[(size_t)r * b->piece])
+        if (b->wanted[(size_t)r * b->piece]) {
+            b->store->comm->in_step = true;
             rc = ddstore__fail(err, DDSTORE_ENOMEM, "rank %d has no memory for a batch",
                                r);
-    if (!rc && !ok)
-        rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
+        }
     return rc;
 }
 
@@ -296,9 +299,11 @@ static int one_round(batch *b, uint64_t from, uint8_t *dst, ddstore_error *err)
                          out_bytes[r]),
              b->send + out_at[r]);
     if (mpi->exchange(mpi->comm.arg, b->send, out_bytes, out_at, b->receive, in_bytes,
-                      in_at))
+                      in_at)) {
+        ddstore__callback_give_up(b->store->comm); /* it may have begun all the same */
         return ddstore__fail(err, DDSTORE_EFABRIC, "MPI could not exchange rows (%s)",
                              mpi->library);
+    }
     int rc = ddstore__callback_wait(b->store->comm, err);
     for (int r = 0; !rc && r < ranks; r++)
         unpack(stream_from(b, &b->in, r, dst, from, in_bytes[r]),
@@ -309,8 +314,8 @@ static int one_round(batch *b, uint64_t from, uint8_t *dst, ddstore_error *err)
 static int exchange(batch *b, uint8_t *dst, ddstore_error *err)
 {
     int rc = gather_rows(b, err);
-    if (!rc && !list_out(b))
-        rc = ddstore__fail(err, DDSTORE_ENOMEM, "no memory for a batch");
+    if (!rc)
+        list_out(b);
     uint64_t share = pair_bytes(b), all = b->most_pair * b->var->row_bytes;
     for (uint64_t from = 0; !rc && from < all; from += share)
         rc = one_round(b, from, dst, err);

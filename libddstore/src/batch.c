@@ -115,7 +115,8 @@ static int get_together(ddstore *store, ddstore_var *var, const int64_t *rows, s
                         void *dst, const ddstore_error *failure, ddstore_error *err)
 {
     int rc;
-    ddstore__reader *reader = ddstore__collective_enter(store, "take part", &rc, err);
+    ddstore__reader *reader =
+        ddstore__collective_enter(store, DDSTORE__CALL_BATCH, &rc, err);
     if (!reader)
         return rc;
     rc = ddstore__alltoall(store, var, reader, rows, n, dst, failure, err);

@@ -68,7 +68,7 @@ const uint8_t *ddstore__gathered_at(const ddstore__gathered *g, int rank, size_t
     return g->data + g->offset[rank] + HEAD_BYTES;
 }
 
-ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int *rc,
+ddstore__reader *ddstore__collective_enter(ddstore *store, ddstore__call call, int *rc,
                                            ddstore_error *err)
 {
     ddstore__reader *reader = ddstore__reader_enter(store);
@@ -78,15 +78,18 @@ ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int
     }
     *rc = ddstore__store_usable(store, err);
     if (!*rc && !store->comm)
-        *rc = ddstore__fail(err, DDSTORE_EINVAL, "%s reads variables, it can't %s",
-                            ddstore__who(store), what);
+        *rc = ddstore__fail(err, DDSTORE_EINVAL,
+                            "%s only reads: collective calls are of the core's ranks",
+                            ddstore__who(store));
     if (!*rc && atomic_flag_test_and_set(&store->in_collective))
         *rc =
             ddstore__fail(err, DDSTORE_ECONFLICT,
                           "another thread is in a collective call of this store: only "
                           "one at a time may be");
-    if (!*rc)
+    if (!*rc) {
+        store->comm->call = call;
         return reader;
+    }
     ddstore__reader_leave(reader);
     return NULL;
 }
@@ -122,6 +125,21 @@ int ddstore_epoch(ddstore *store, ddstore_error *err)
     if (rc || store->method != 0)
         return rc;
     ddstore__reader *reader =
-        ddstore__collective_enter(store, "take part in epochs", &rc, err);
+        ddstore__collective_enter(store, DDSTORE__CALL_EPOCH, &rc, err);
     return reader ? ddstore__collective_leave(store, reader, epoch(store, err)) : rc;
+}
+
+int ddstore_meet_to_free(ddstore *store, ddstore_error *err)
+{
+    ddstore__gathered g;
+    int rc = ddstore__store_usable(store, err);
+    if (rc || store->method != 0)
+        return rc;
+    ddstore__reader *reader =
+        ddstore__collective_enter(store, DDSTORE__CALL_FREE, &rc, err);
+    if (!reader)
+        return rc;
+    rc = ddstore__store_agree(store, NULL, "free", NULL, 0, &g, err);
+    ddstore__gathered_free(&g);
+    return ddstore__collective_leave(store, reader, rc);
 }

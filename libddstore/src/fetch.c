@@ -44,6 +44,10 @@ int ddstore_get_profile(ddstore_var *var, ddstore_profile *out)
         .read = (double)c->read_ns / 1e9,
         .cq = (double)c->wait_ns / 1e9,
     };
+    if (var->store->method == 0) { /* by path alone */
+        out->calls = out->rows = out->mr_miss = 0;
+        out->mr = out->read = out->cq = 0;
+    }
     return DDSTORE_OK;
 }
 
@@ -199,16 +203,18 @@ int ddstore_register_recv(ddstore *store, void *data, uint64_t bytes,
                           ddstore_error *err)
 {
     int rc = ddstore__store_usable(store, err);
-    return rc ? rc
-              : ddstore__registry_add(&store->registry, store->access.ofi, data, bytes,
-                                      err);
+    return rc || store->method == 0
+               ? rc
+               : ddstore__registry_add(&store->registry, store->access.ofi, data, bytes,
+                                       err);
 }
 
 int ddstore_unregister_recv(ddstore *store, void *data, uint64_t bytes,
                             ddstore_error *err)
 {
     int rc = ddstore__store_usable(store, err);
-    return rc ? rc
-              : ddstore__registry_remove(&store->registry, store->access.ofi, data,
-                                         bytes, err);
+    return rc || store->method == 0
+               ? rc
+               : ddstore__registry_remove(&store->registry, store->access.ofi, data,
+                                          bytes, err);
 }

@@ -117,7 +117,7 @@ void ddstore__gathered_free(ddstore__gathered *g);
 int ddstore__watch_begin(ddstore *store, ddstore_error *err);
 
 /* Freeing the store waits until this thread has left. NULL: *rc and err say why not. */
-ddstore__reader *ddstore__collective_enter(ddstore *store, const char *what, int *rc,
+ddstore__reader *ddstore__collective_enter(ddstore *store, ddstore__call call, int *rc,
                                            ddstore_error *err);
 /* rc. After a time-out the store is freed where the others might wait for it. */
 int ddstore__collective_leave(ddstore *store, ddstore__reader *reader, int rc);

@@ -9,7 +9,7 @@ int main(void)
     static const float data[3][4] = {{0, 1, 2, 3}, {10, 11, 12, 13}, {20, 21, 22, 23}};
     static const int64_t rows[] = {2, 0, 2};
     float got[3][4] = {{0}};
-    ddstore_error err = {0, ""};
+    ddstore_error err = {0};
     ddstore_comm *comm = NULL;
     ddstore *store = NULL;
     ddstore_var *var = NULL;

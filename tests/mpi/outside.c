@@ -44,7 +44,7 @@ static int read_all(ddstore_var *var, size_t total, ddstore_error *err)
 
 int main(int argc, char **argv)
 {
-    ddstore_error err = {0, ""};
+    ddstore_error err = {0};
     ddstore_mpi *mpi = NULL;
     ddstore *store = NULL;
     ddstore_var *var = NULL;

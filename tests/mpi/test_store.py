@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -218,6 +219,8 @@ def test_rounds_change_nothing(
         far += ((rows < first) | (rows >= first + rows_of(comm.rank))).sum()
     profile = store.get_profile("v")
     assert profile["rows_mpi"] == far
+    reference = ("calls", "rows", "lock_wait", "mr", "mr_miss", "read", "cq", "py_gets")
+    assert not any(profile[key] for key in reference)
     store.free()
 
 
@@ -248,13 +251,16 @@ class Unreadable:
 
 
 def raised(comm: Any, call: Callable[[], Any]) -> list[tuple[str, str]]:
-    """Class and text of what each rank got."""
+    """Class and text of what each rank got, within 10 s."""
+    began = time.monotonic()
     try:
         call()
         mine = ("nothing", "")
     except Exception as exc:
         mine = (type(exc).__name__, str(exc))
+    waited: list[float] = comm.allgather(time.monotonic() - began)
     all: list[tuple[str, str]] = comm.allgather(mine)
+    assert max(waited) < 10
     return all
 
 
@@ -342,7 +348,35 @@ def test_different_calls_at_once(comm: Any) -> None:
 
     for got, text in raised(comm, call):
         assert got == "DDStoreError"
-        assert "rank 1 and rank 0 are in different collective calls" in text
+        words = (
+            "rank 1 and rank 0 are in different collective calls (get_batch and add)"
+        )
+        assert words in text
+    store.add("w", GOOD)  # all know of it, so the store goes on
+    store.get_batch("w", np.empty((1, 4), np.float32), [0])
+    store.free()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("what", ["add", "epoch", "batch"])
+def test_free_on_one_rank(comm: Any, caplog: Any, what: str) -> None:
+    """As `with` does, when its body raises."""
+    calls: dict[str, Any] = {
+        "add": lambda: store.add("w", GOOD),
+        "epoch": lambda: store.epoch_begin(),
+        "batch": lambda: store.get_batch("v", np.empty((0, WIDTH)), []),
+    }
+    store = pyddstore.PyDDStore(comm)
+    filled(store, comm)
+    outcome = raised(comm, store.free if comm.rank == 1 else calls[what])
+    for rank, (got, text) in enumerate(outcome):
+        if rank == 1:
+            assert got == "nothing"
+        else:
+            assert got == "StoreClosedError"
+            assert "rank 1 frees its store" in text
+    if comm.rank == 1:
+        assert "goes on without the other ranks" in caplog.text
     store.free()
 
 

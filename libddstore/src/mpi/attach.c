@@ -8,13 +8,14 @@
 #include <string.h>
 #include <time.h>
 
-static pthread_mutex_t serial = PTHREAD_MUTEX_INITIALIZER; /* MPI_THREAD_SERIALIZED */
+static pthread_mutex_t serial = PTHREAD_MUTEX_INITIALIZER; /* below MULTIPLE */
 static _Thread_local bool locked;
 
 static int fail(ddstore_error *err, int code, const char *text)
 {
     if (err) {
         err->code = code;
+        err->late = 0;
         snprintf(err->message, sizeof(err->message), "%s", text);
     }
     return code;
@@ -64,22 +65,14 @@ static const char *short_name(void)
 
 int ddstore__mpi_enter(ddstore_error *err)
 {
-    int begun = 0, ended = 0, level = 0, main_thread = 0;
+    int begun = 0, ended = 0, level = 0;
     (void)MPI_Initialized(&begun);
     (void)MPI_Finalized(&ended);
     if (!begun || ended)
         return fail(err, DDSTORE_ECLOSED,
                     ended ? "MPI was finalized" : "MPI was not initialized");
     (void)MPI_Query_thread(&level);
-    if (level == MPI_THREAD_MULTIPLE)
-        return DDSTORE_OK;
-    (void)MPI_Is_thread_main(&main_thread);
-    if (level < MPI_THREAD_SERIALIZED && !main_thread)
-        return fail(err, DDSTORE_EUNSUPPORTED,
-                    "MPI was initialized for calls of its main thread only, and this "
-                    "is another: initialize it with MPI_THREAD_MULTIPLE, or use "
-                    "method=1");
-    if (level == MPI_THREAD_SERIALIZED) {
+    if (level < MPI_THREAD_MULTIPLE) {
         pthread_mutex_lock(&serial);
         locked = true;
     }
@@ -309,14 +302,11 @@ void ddstore_mpi_release(ddstore_mpi *mpi)
     ddstore_error err;
     if (!mpi)
         return;
-    int rc = ddstore__mpi_enter(&err);
-    if (rc == DDSTORE_OK) {
+    if (ddstore__mpi_enter(&err) == DDSTORE_OK) { /* else MPI was finalized */
         bool freed = free_together(mpi);
         ddstore__mpi_leave();
         if (!freed)
             return;
-    } else if (rc != DDSTORE_ECLOSED) { /* a thread that may not call MPI */
-        return;
     }
     leave_group(mpi);
     for (window *w = mpi->windows, *next; w; w = next) {

@@ -13,6 +13,7 @@ typedef struct window {
     struct window *next; /* in order of creation */
     MPI_Win win;         /* MPI_WIN_NULL: it could not be made */
     atomic_int busy;     /* a read of some thread holds a lock of the window */
+    atomic_uint turn;    /* how many reads there have been */
     void *keep;
     void (*drop)(void *keep);
 } window;
@@ -29,8 +30,10 @@ struct ddstore_mpi {
     window *windows, **last;
 };
 
-/* Before each call of MPI: whether this thread may call it now. On 0, leave() follows.
- * An MPI_THREAD_SERIALIZED library sees one of our calls at a time. */
+/* Before each call of MPI: whether it can be called now. On 0, leave() follows. A
+ * library below MPI_THREAD_MULTIPLE sees one of our calls at a time. Below
+ * MPI_THREAD_SERIALIZED the standard allows calls of the main thread only; libraries
+ * bear those of others, as long as the program makes none beside them. */
 int ddstore__mpi_enter(ddstore_error *err);
 void ddstore__mpi_leave(void);
 

@@ -84,8 +84,11 @@ int ddstore__mpi_read_begin(void *arg, void *at, int rank, uint64_t offset,
     window *w = at;
     MPI_Request request = MPI_REQUEST_NULL;
     _Static_assert(sizeof(request) <= sizeof(read->opaque), "a request must fit");
-    if (atomic_exchange_explicit(&w->busy, 1, memory_order_acquire))
+    if (atomic_exchange_explicit(&w->busy, 1, memory_order_acquire)) {
+        read->turn = atomic_load(&w->turn);
         return 1;
+    }
+    atomic_fetch_add(&w->turn, 1);
     int rc = ddstore__mpi_enter(err);
     if (rc) {
         atomic_store_explicit(&w->busy, 0, memory_order_release);

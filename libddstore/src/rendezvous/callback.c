@@ -90,28 +90,55 @@ int ddstore__callback_gather(ddstore_comm *comm, const void *mine, size_t bytes,
     return c->host.test ? ddstore__callback_wait(comm, err) : DDSTORE_OK;
 }
 
-int ddstore__callback_enter(ddstore_comm *comm, const ddstore__gather_head *mine,
+/* All ranks have the same heads, so all find the same. */
+static int check_kinds(ddstore_comm *comm, const ddstore__gather_head *mine,
+                       const ddstore__gather_head *all, ddstore_error *err)
+{
+    static const char *const names[] = {"an exchange", "add", "an epoch call",
+                                        "get_batch", "free"};
+    int other = 0;
+    for (int r = 0; r < comm->size; r++)
+        if (all[r].kind != all[0].kind || all[r].call != all[0].call)
+            other = other ? other : r;
+    if (!other)
+        return DDSTORE_OK;
+    comm->in_step = true;
+    for (int r = 0; r < comm->size; r++)
+        if (all[r].call == DDSTORE__CALL_FREE && mine->call != DDSTORE__CALL_FREE)
+            return ddstore__fail(err, DDSTORE_ECLOSED,
+                                 "a collective call can't end: rank %d frees its store",
+                                 r);
+    const char *name[2];
+    for (int i = 0; i < 2; i++) {
+        unsigned call = all[i ? other : 0].call;
+        name[i] = call < DDSTORE__COUNT(names) ? names[call] : "an unknown call";
+    }
+    return ddstore__fail(err, DDSTORE_ECONFLICT,
+                         "rank %d and rank 0 are in different collective calls (%s and "
+                         "%s): all ranks make the same calls in the same order",
+                         other, name[1], name[0]);
+}
+
+int ddstore__callback_enter(ddstore_comm *comm, ddstore__gather_head *mine,
                             ddstore__gather_head *all, ddstore_error *err)
 {
     struct callback_comm *c = (struct callback_comm *)comm;
     uint8_t *own = c->heads, *at = c->heads + HEAD;
-    ddstore__put32(own, mine->kind);
+    mine->call = (uint16_t)comm->call;
+    ddstore__put32(own, mine->kind | (uint32_t)mine->call << 16);
     ddstore__put32(own + 4, (uint32_t)mine->code);
     for (size_t i = 0; i < 3; i++)
         ddstore__put64(own + 8 + 8 * i, mine->word[i]);
     int rc = ddstore__callback_gather(comm, own, HEAD, at, err);
     for (int r = 0; !rc && r < comm->size; r++, at += HEAD) {
-        all[r] = (ddstore__gather_head){.kind = ddstore__get32(at),
+        uint32_t what = ddstore__get32(at);
+        all[r] = (ddstore__gather_head){.kind = (uint16_t)what,
+                                        .call = (uint16_t)(what >> 16),
                                         .code = (int32_t)ddstore__get32(at + 4)};
         for (size_t i = 0; i < 3; i++)
             all[r].word[i] = ddstore__get64(at + 8 + 8 * i);
-        if (all[r].kind != all[0].kind)
-            rc = ddstore__fail(err, DDSTORE_ECONFLICT,
-                               "rank %d and rank 0 are in different collective calls: "
-                               "all ranks make the same calls in the same order",
-                               r);
     }
-    return rc;
+    return rc ? rc : check_kinds(comm, mine, all, err);
 }
 
 /* Fills offsets[0..size]; all ranks come to the same result. */
@@ -126,14 +153,21 @@ static int gather_sizes(struct callback_comm *c, size_t bytes, uint64_t *offsets
     offsets[0] = 0;
     for (int r = 0; r < c->base.size; r++) {
         uint64_t n = c->gathered[r].word[0];
-        if (n > PTRDIFF_MAX - offsets[r])
+        if (n > PTRDIFF_MAX - offsets[r]) {
+            c->base.in_step = true;
             return ddstore__fail(
                 err, DDSTORE_EINVAL,
                 "the contributions up to rank %d exceed what memory can address", r);
+        }
         offsets[r + 1] = offsets[r] + n;
         *largest = n > *largest ? n : *largest;
     }
     return DDSTORE_OK;
+}
+
+void ddstore__callback_give_up(ddstore_comm *comm)
+{
+    ((struct callback_comm *)comm)->given_up = true;
 }
 
 void ddstore__callback_free(const ddstore_comm *comm, void *memory)
@@ -173,11 +207,13 @@ static int allocate(struct callback_comm *c, uint64_t total, struct plan *plan,
     if (rc)
         return rc;
     for (int r = 0; r < c->base.size; r++)
-        if (c->heads[HEAD + (size_t)r])
+        if (c->heads[HEAD + (size_t)r]) {
+            c->base.in_step = true;
             return ddstore__fail(
                 err, DDSTORE_ENOMEM,
                 "rank %d has no memory for the %llu bytes of all %d ranks", r,
                 (unsigned long long)total, c->base.size);
+        }
     return DDSTORE_OK;
 }
 

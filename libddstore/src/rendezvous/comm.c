@@ -24,12 +24,13 @@ int ddstore__comm_enter(ddstore_comm *comm, ddstore_error *err)
                              ddstore_code_name(comm->broken));
     if (comm->steps)
         atomic_fetch_add(comm->steps, 1);
+    comm->in_step = false;
     return DDSTORE_OK;
 }
 
 int ddstore__comm_leave(ddstore_comm *comm, int rc)
 {
-    if (rc)
+    if (rc && !comm->in_step)
         comm->broken = rc;
     return rc;
 }

@@ -45,12 +45,23 @@ typedef struct ddstore__watch {
     void *arg;
 } ddstore__watch;
 
+/* Which collective call of a store a collective belongs to. */
+typedef enum ddstore__call {
+    DDSTORE__CALL_MEET, /* to open it, or of no store */
+    DDSTORE__CALL_ADD,
+    DDSTORE__CALL_EPOCH,
+    DDSTORE__CALL_BATCH,
+    DDSTORE__CALL_FREE,
+} ddstore__call;
+
 /* The head of every back end's own struct. */
 struct ddstore_comm {
     const ddstore__rendezvous_ops *ops;
     int rank, size;
-    int broken;        /* a collective failed: code of later calls */
-    atomic_int closed; /* set by ddstore_comm_wake */
+    int broken;         /* a collective failed: code of later calls */
+    bool in_step;       /* the last one did, in the same way on all ranks: they go on */
+    ddstore__call call; /* that is running */
+    atomic_int closed;  /* set by ddstore_comm_wake */
     unsigned fork_generation;
     const ddstore__watch *watch; /* nullable */
     atomic_ullong *steps;        /* nullable: counts the collectives entered */
@@ -59,22 +70,24 @@ struct ddstore_comm {
 /* -- callback.c, for method 0: collectives whose first words all ranks know -- */
 
 typedef struct ddstore__gather_head {
-    uint32_t kind; /* of the collective, so that no two are mixed */
-    int32_t code;  /* of this rank's own failure */
+    uint16_t kind, call; /* of the collective, so that no two are mixed */
+    int32_t code;        /* of this rank's own failure */
     uint64_t word[3];
 } ddstore__gather_head;
 
 #define DDSTORE__GATHER_BATCH 2u
 
-/* Gathers one head of every rank; DDSTORE_ECONFLICT where a rank is in a collective of
- * another kind. ddstore__comm_enter
- * comes before it, ddstore__comm_leave behind. */
-int ddstore__callback_enter(ddstore_comm *comm, const ddstore__gather_head *mine,
+/* Gathers one head of every rank. DDSTORE_ECONFLICT where a rank is in a collective of
+ * another kind, DDSTORE_ECLOSED where that is to free the store. Sets mine->call.
+ * ddstore__comm_enter comes before it, ddstore__comm_leave behind. */
+int ddstore__callback_enter(ddstore_comm *comm, ddstore__gather_head *mine,
                             ddstore__gather_head *all, ddstore_error *err);
 int ddstore__callback_gather(ddstore_comm *comm, const void *mine, size_t bytes,
                              void *all, ddstore_error *err);
 /* Waits for what the host program's test tells. */
 int ddstore__callback_wait(ddstore_comm *comm, ddstore_error *err);
+/* A collective of this comm may be under way for ever. */
+void ddstore__callback_give_up(ddstore_comm *comm);
 /* free(), but where a collective of this comm was given up: then the host program may
  * still write its buffers, and they are kept for ever. */
 void ddstore__callback_free(const ddstore_comm *comm, void *memory);

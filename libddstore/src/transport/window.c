@@ -1,7 +1,7 @@
 /* Path 4: reads through MPI windows, with a deadline of the library's own. */
 #include "transport.h"
 
-#define PIECE_BYTES (1ULL << 30) /* counts are ints; some libraries fail near 2^31 */
+#define PIECE_BYTES (256ULL << 20) /* each in the time that a read has */
 
 /* The read was given up: MPI may still write where it was told to. */
 static int too_late(ddstore__peer *peer, const ddstore__access *access,
@@ -26,19 +26,24 @@ static int read_piece(const ddstore__access *access, void *window,
                       uint8_t *dst, ddstore_error *err)
 {
     const ddstore_mpi_calls *mpi = access->mpi;
-    ddstore_mpi_read read;
+    ddstore_mpi_read read = {0};
     ddstore__pauses pause;
+    unsigned turn = 0;
     int rc, done = 0;
     ddstore__pause_begin(&pause, access->patience.timeout_ns, NULL);
     while ((rc = mpi->read_begin(mpi->comm.arg, window, q->rank, offset, bytes, dst,
                                  &read, err)) == 1) {
+        if (read.turn != turn) /* the others' reads go on, and end */
+            ddstore__pause_begin(&pause, access->patience.timeout_ns, NULL);
+        turn = read.turn;
         rc = ddstore__pause(&pause, err);
         if (rc == DDSTORE_ETIMEDOUT)
             return ddstore__fail(err, DDSTORE_EPEER,
-                                 "other threads read its MPI window for too long");
+                                 "another thread's read of its MPI window doesn't end");
         if (rc)
             return rc;
     }
+    ddstore__pause_begin(&pause, access->patience.timeout_ns, NULL);
     /* Once begun it ends or is late: MPI can't be told to stop, also by an interrupt.
      */
     while (!rc && !(done = mpi->read_test(mpi->comm.arg, &read, err))) {
