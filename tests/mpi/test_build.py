@@ -118,7 +118,11 @@ folder = pathlib.Path(pyddstore.__file__).parent
 assert folder.is_relative_to(sys.prefix), folder
 assert not list(folder.glob("*mpi*.so"))
 """
-TESTS = ("tests/python/test_reads.py", "tests/python/test_variables.py")
+TESTS = [
+    "tests/python/test_reads.py",
+    "tests/python/test_variables.py",
+    "tests/python/test_collective.py::test_constructor_arguments",
+]
 
 
 def files_of_mpis() -> list[str]:

@@ -106,6 +106,8 @@ def test_method_0_where_mpi_has_no_windows(two_hosts: Run) -> None:
     """Open MPI's defaults may not reach another host's memory: then all ranks get the
     same exception, which names the ways out."""
     told = two_hosts(0)
+    if mpi_launch.version() < (5,):
+        assert told[0].startswith("FabricError")
     if told[0].startswith("FabricError"):
         assert len(set(told)) == 1
         for word in ("MPI_Win_create", "OMPI_MCA_osc=ucx", "method=1"):

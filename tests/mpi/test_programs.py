@@ -4,6 +4,8 @@ wrong."""
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from typing import Any
 
 import mpi_launch
@@ -136,6 +138,8 @@ attempt(lambda: store.add("y", np.zeros((3, 4), np.float32)))
 """
     lines, end = run(text, method, code=1, DDSTORE_SHM=shm)
     assert "ValueError: boo" in end.stderr
+    if mpi_launch.vendor() == "Open MPI":
+        assert lines[0] or lines[2]
     for line in lines[0] + lines[2]:  # mpirun may have ended them first
         assert float(line.split(" s ")[0]) < 10
         assert re.search(r"(PeerLostError|StoreClosedError).*rank 1", line)
@@ -346,12 +350,76 @@ assert out[:, 0].tolist() == out[:, -1].tolist() == numbers
 for row, number in zip(wanted.tolist(), numbers):
     store.get("big", out[:1], row)
     assert out[0, 0] == out[0, -1] == number
+if rank == 1:  # more than an int counts, in one call
+    every = np.zeros((first, width), np.int64)
+    store.get("big", every, 0)
+    for column in (0, -1):
+        assert (every[:, column] == np.arange(first)).all()
+    assert not every[:, 1:-1].any()
 store.epoch_end()
 told(" ".join(peer["path"] for peer in store.transports()))
 store.free()
 """
     lines, end = run(text, 0, DDSTORE_SHM="0")
     assert lines == [["self mpi mpi"], ["mpi self mpi"], ["mpi mpi self"]], str(end)
+
+
+@METHODS
+@pytest.mark.parametrize("raises", [False, True])
+def test_freed_at_the_interpreters_end(run: Any, method: int, raises: bool) -> None:
+    """By __del__ of a client's object; one rank may have raised before."""
+    text = """
+class Dataset:
+    def __init__(self):
+        self.ddstore = opened()
+    def __del__(self):
+        self.ddstore.free()
+
+data = Dataset()
+check(data.ddstore)
+comm.Barrier()
+if rank == 1 and os.environ.get("RAISES"):
+    raise ValueError("boo")
+if os.environ.get("RAISES"):
+    attempt(lambda: data.ddstore.add("y", np.zeros((3, 4), np.float32)))
+told("end")
+"""
+    if raises:
+        lines, end = run(text, method, code=1, RAISES="1")
+        assert "ValueError: boo" in end.stderr
+        for line in lines[0][:1] + lines[2][:1]:  # mpirun may have ended them first
+            assert float(line.split(" s ")[0]) < 10
+            assert re.search(r"(PeerLostError|StoreClosedError).*rank 1", line)
+    else:
+        lines, end = run(text, method)
+        assert lines == [["end"]] * 3, str(end)
+    assert end.duration < 30
+
+
+def test_a_plugin_for_another_mpi(
+    run: Any, tmp_path: Any, request: pytest.FixtureRequest
+) -> None:
+    other = {"Open MPI": "mpicc.mpich", "MPICH": "mpicc.openmpi"}[mpi_launch.vendor()]
+    if not shutil.which(other):
+        pytest.skip("optional: there is one MPI here")
+    top, plugin = request.config.rootpath / "libddstore", tmp_path / "libddstore_mpi.so"
+    sources = sorted((top / "src/mpi").glob("*.c"))
+    words = [other, "-shared", "-fPIC", "-D_GNU_SOURCE", "-I", top / "include"]
+    subprocess.run([*words, *sources, "-o", plugin], check=True)
+    text = """
+import pathlib
+pyddstore.store._plugin = pathlib.Path(os.environ["PLUGIN"])
+attempt(lambda: pyddstore.PyDDStore(comm))
+check(opened())
+told("end")
+"""
+    lines, end = run(text, 1, PLUGIN=str(plugin))
+    for line in lines:
+        assert "RuntimeError: mpi4py runs with" in line[0], str(end)
+        assert "Open MPI" in line[0]
+        assert "MPICH" in line[0]
+        assert "method=1" in line[0]
+        assert line[1:] == ["end"]
 
 
 def test_a_killed_rank(run: Any) -> None:
