@@ -11,7 +11,7 @@ from test_clients import fill_row_by_row, ragged_fields, three_stores_of_records
 
 import pyddstore
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = pytest.mark.mpi
 
 
 class Rank:
@@ -37,22 +37,30 @@ class Rank:
             store.epoch_begin()
 
 
-@pytest.mark.parametrize("shm", ["1", "0"])
-@pytest.mark.parametrize("method", [0, 1, 2])
+WAYS = [(m, shm) for m in (0, 1, 2) for shm in ("1", "0")]
+
+
+def case(client: Any, size: int, methods: tuple[int, ...], **given: Any) -> list[Any]:
+    return [
+        pytest.param(client, size, *way, given,
+                     id=f"{client.__name__}-method{way[0]}-shm{way[1]}",
+                     marks=pytest.mark.mpi(min_size=size))
+        for way in WAYS if way[0] in methods
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("size", "client", "given"),
+    ("client", "size", "method", "shm", "given"),
     [
-        pytest.param(2, three_stores_of_records, {"prefix": True}, id="records"),
-        pytest.param(3, ragged_fields, {}, id="fields"),
-        pytest.param(2, fill_row_by_row, {}, id="rows"),
+        *case(three_stores_of_records, 2, (0, 1, 2), prefix=True),
+        *case(ragged_fields, 3, (0, 1, 2)),
+        *case(fill_row_by_row, 2, (1, 2)),  # batches of several threads
     ],
 )
 def test_clients(
-    comm: Any, shared_dir: pathlib.Path, monkeypatch: Any, shm: str, method: int,
-    size: int, client: Any, given: dict[str, Any],
+    comm: Any, shared_dir: pathlib.Path, monkeypatch: Any, client: Any, size: int,
+    method: int, shm: str, given: dict[str, Any],
 ) -> None:  # fmt: skip
-    if comm.size < size:
-        return  # it is for more ranks
     monkeypatch.setenv("DDSTORE_SHM", shm)
     own = comm.Split(int(comm.rank >= size), comm.rank)
     if comm.rank < size:
