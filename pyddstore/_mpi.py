@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from . import _core
 
 FREE_S = 5.0  # for all ranks to come when a communicator is freed
+LOG_S = 10.0  # between lines that say what is waited for
 
 _log = logging.getLogger("pyddstore")
 
@@ -121,15 +122,23 @@ def _gather(comm: MPI.Comm, numbers: list[int], limit_s: float) -> NDArray[np.in
 
 def _wait(request: Any, limit_s: float, *buffers: Any) -> None:
     """Waits until a collective is over. What it leaves behind is kept for MPI."""
-    end = time.monotonic() + limit_s
+    begun = logged = time.monotonic()
     pause_s = 1e-6
     done = False
     try:
         while not (done := request.Test()):
-            if time.monotonic() > end:
+            now = time.monotonic()
+            if now > begun + limit_s:
                 raise _core.HandshakeTimeout(
                     "opening the store: not all ranks of the communicator came within "
                     f"{limit_s:g} s (DDSTORE_HANDSHAKE_TIMEOUT_S)"
+                )
+            if now > logged + LOG_S:
+                logged = now
+                _log.warning(
+                    "opening a store waits for %.0f s now: not all ranks of the "
+                    "communicator are here",
+                    now - begun,
                 )
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 1e-3)

@@ -226,6 +226,23 @@ def test_a_rank_that_is_absent(run: Any, method: int) -> None:
     assert len(named) == 2, str(end)
 
 
+def test_a_rank_that_is_absent_when_a_store_is_opened(run: Any) -> None:
+    text = """
+if rank == 1:
+    time.sleep(14)
+else:
+    attempt(lambda: pyddstore.PyDDStore(comm))
+    time.sleep(2)
+os._exit(0)  # what was begun never ends
+"""
+    lines, end = run(text, 0, code=None, DDSTORE_HANDSHAKE_TIMEOUT_S="12")
+    for line in (lines[0], lines[2]):
+        assert re.match(r"1[2-4]\.. s HandshakeTimeout: opening the store", line[0]), (
+            str(end)
+        )
+    assert len(re.findall("LOG opening a store waits for 1. s now", end.stderr)) == 2
+
+
 @METHODS
 def test_a_rank_that_is_stopped_and_goes_on(run: Any, method: int) -> None:
     text = """
