@@ -226,6 +226,34 @@ def test_a_rank_that_is_absent(run: Any, method: int) -> None:
     assert len(named) == 2, str(end)
 
 
+@PATHS
+def test_rows_of_a_dropped_store(run: Any, shm: str) -> None:
+    """They are read, or the rank is named: at once, and the others' go on."""
+    text = """
+store = opened()
+check(store)
+comm.Barrier()
+if rank == 1:
+    del store
+comm.Barrier()
+if rank != 1:
+    out = np.zeros((1, 400), np.float32)
+    attempt(lambda: store.get("x", out, 10))
+    if out[0, 0]:
+        assert (out == 1).all()
+    store.get("x", out, 20 if rank == 0 else 0)
+    assert (out == (2 if rank == 0 else 0)).all()
+comm.Barrier()
+told("end")
+"""
+    lines, end = run(text, 0, DDSTORE_SHM=shm)
+    assert lines[1] == ["end"], str(end)
+    for line in (lines[0], lines[2]):
+        if line[0] != "nothing was raised":
+            assert re.match(r"0\.. s StoreClosedError: rank 1: ", line[0]), str(end)
+        assert line[1] == "end"
+
+
 def test_a_rank_that_is_absent_when_a_store_is_opened(run: Any) -> None:
     text = """
 if rank == 1:

@@ -192,6 +192,24 @@ def test_the_communicator_stays_the_users(open_store: Any, comm: Any) -> None:
     assert request.wait() == (comm.rank + 1) % comm.size
 
 
+def test_registered_destinations(
+    open_store: Any, comm: Any, way: tuple[int, str]
+) -> None:
+    store = open_store()
+    total = filled(store, comm)
+    out = np.zeros((max(total, 1), WIDTH))
+    if way[0] == 0:
+        store.unregister_recv("v", out)  # nothing, as registering is
+    else:
+        with pytest.raises(ValueError, match="register"):
+            store.unregister_recv("v", out)
+    store.register_recv("v", out)
+    store.register_recv("v", out)
+    store.get_batch("v", out[:total], range(total))
+    assert (out[:total] == encoded(range(total))).all()
+    store.unregister_recv("v", out)
+
+
 # ---- method 0's batches --------------------------------------------------------------
 
 
