@@ -69,7 +69,8 @@ class Raw:
         """A batch by all ranks: the numbers to all, the rows to who wants them."""
         comm.Allgatherv(rows, [self.everyone, BATCH])
         wanted = self.everyone.reshape(comm.size, BATCH)[(comm.rank - 1) % comm.size]
-        np.take(self.shard, wanted - comm.rank * ROWS, axis=0, out=self.send, mode="clip")
+        mine = wanted - comm.rank * ROWS
+        np.take(self.shard, mine, axis=0, out=self.send, mode="clip")  # unbuffered
         sent, taken = np.zeros(comm.size, int), np.zeros(comm.size, int)
         sent[(comm.rank - 1) % comm.size] = taken[other] = BATCH * ROW_BYTES
         start = np.zeros(comm.size, int)
