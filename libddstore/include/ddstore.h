@@ -351,8 +351,8 @@ DDSTORE_API void ddstore_view_close(ddstore_view *view);
 
 /* Keeps a destination registered with the network until it is unregistered or the store
  * is freed; registering the same range again does nothing. Unregistering an unknown
- * range: DDSTORE_EINVAL. The caller keeps the memory alive meanwhile. Method 0: nothing.
- * Any thread. */
+ * range: DDSTORE_EINVAL. The caller keeps the memory alive meanwhile. Method 0:
+ * nothing. Any thread. */
 DDSTORE_API int ddstore_register_recv(ddstore *store, void *data, uint64_t bytes,
                                       ddstore_error *err);
 DDSTORE_API int ddstore_unregister_recv(ddstore *store, void *data, uint64_t bytes,

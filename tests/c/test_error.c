@@ -87,14 +87,10 @@ static void version_is_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(fill_says_code_and_sentence),
-        TEST(no_error_is_asked_for),
-        TEST(long_messages_are_cut),
-        TEST(errno_is_told_with_what_to_do),
-        TEST(wrapping_puts_words_before),
-        TEST(wrapping_keeps_that_bytes_are_late),
-        TEST(every_code_has_a_name),
-        TEST(version_is_told),
+        TEST(fill_says_code_and_sentence), TEST(no_error_is_asked_for),
+        TEST(long_messages_are_cut),       TEST(errno_is_told_with_what_to_do),
+        TEST(wrapping_puts_words_before),  TEST(wrapping_keeps_that_bytes_are_late),
+        TEST(every_code_has_a_name),       TEST(version_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
