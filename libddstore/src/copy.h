@@ -46,6 +46,8 @@ static inline void ddstore__ahead_go(ddstore__ahead *a, const struct iovec *piec
 {
     while (a->lead < DDSTORE__COPY_AHEAD && a->piece < n) {
         const struct iovec *p = &pieces[a->piece];
+        /* As below:
+         * NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult) */
         size_t bytes = ddstore__chunk(p->iov_len - a->at);
         ddstore__ask_for((const uint8_t *)p->iov_base + a->at, bytes);
         a->lead += bytes;
@@ -62,6 +64,7 @@ static inline void ddstore__copy_large(uint8_t *dst, const struct iovec *pieces,
                                        size_t i, ddstore__ahead *ahead)
 {
     size_t bytes = pieces[i].iov_len;
+    /* As below: NOLINTNEXTLINE(clang-analyzer-core.NonNullParamChecker) */
     memmove(dst, pieces[i].iov_base, bytes);
     if (ahead->piece <= i)
         *ahead = (ddstore__ahead){i + 1, 0, 0};
