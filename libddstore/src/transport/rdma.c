@@ -76,7 +76,7 @@ static int prove(const ddstore__access *access, const ddstore__request *q,
 {
     ddstore__attachment *a = q->from;
     ddstore__times times = {0};
-    ddstore_error unwanted;
+    ddstore_error unwanted = {0};
     uint8_t *token =
         calloc(1, 16); /* not of the stack: a late read may still write it */
     err = err ? err : &unwanted;
