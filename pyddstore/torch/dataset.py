@@ -83,6 +83,7 @@ class DistDataset(Rows):
     ) -> None:
         place = None if handshake_dir is None else os.fspath(handshake_dir)
         self._meta: tuple[str, record.Record] | None = None
+        self._writer = os.getpid()  # a forked child leaves the file alone
         whole = meet(comm, rank, size, place)
         try:
 
@@ -153,9 +154,9 @@ class DistDataset(Rows):
         """Frees the store, or this process's reader. Local on methods 1 and 2: what
         this rank holds is gone for the others, so meet them before. Collective on
         method 0. Twice does nothing."""
-        if self._meta is not None and self._pid == os.getpid():
+        if self._meta is not None and self._writer == os.getpid():
             record.remove(*self._meta)
-            self._meta = None
+        self._meta = None
         super().free()
 
     def __getstate__(self) -> dict[str, Any]:

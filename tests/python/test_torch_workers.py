@@ -148,9 +148,9 @@ def test_children_that_end(members: Members, start: str, env: dict[str, str]) ->
     members(2, children_that_end, env, limit_s=110, start=start)
 
 
-def in_a_child(m: Member) -> None:
+def in_a_child(m: Member, method: int) -> None:
     """What else a forked child may do with the parent's dataset."""
-    with dataset(m, Source(COUNT, pair)) as ds:
+    with dataset(m, Source(COUNT, pair), method=method) as ds:
         bufs = ds.alloc(4)
 
         def child() -> None:
@@ -187,11 +187,18 @@ def in_a_child(m: Member) -> None:
         del copy
         gc.collect()
         m.meet("read")
+        if method == 2:  # the children left what the parent has published
+            with DistDatasetReader("ds", m.dir) as reader:
+                same(reader[4], pair(4))
+            m.meet("read from outside")
 
 
+@pytest.mark.parametrize("method", [1, 2])
 @pytest.mark.parametrize("env", [{}, TCP])
-def test_forked_child_and_copy(members: Members, env: dict[str, str]) -> None:
-    members(2, in_a_child, env)
+def test_forked_child_and_copy(
+    members: Members, env: dict[str, str], method: int
+) -> None:
+    members(2, in_a_child, env, method=method)
 
 
 def after_the_parent_freed(m: Member) -> None:
