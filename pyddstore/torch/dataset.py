@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from ..filecomm import FileComm
 from ..store import PyDDStore
 from . import record
-from .group import Meeting, directory_of, is_mpi, meet
+from .group import Meeting, Part, directory_of, is_mpi, meet
 from .load import Encode, Share, plan, share_of, store_rows, variable
 from .rows import Decode, Rows
 from .samples import Key, Ragged, Structure
@@ -87,22 +88,25 @@ class DistDataset(Rows):
         whole = meet(comm, rank, size, place)
         try:
 
-            def settled() -> int:
+            def settled() -> dict[str, Any]:
                 check_device("device", device)
                 check_device("add_device", add_device)
                 _check(name, ddstore_width, chunk_size, encode, fields, ragged)
+                _check_place(comm, place)
                 chosen = _method(method, comm)
                 if ddstore_width is not None and chosen == 2:
                     raise ValueError("ddstore_width and method 2 exclude each other")
-                return chosen
+                return {
+                    "name": name, "method": chosen, "ddstore_width": ddstore_width,
+                    "fields": _keys(fields), "ragged": _keys(ragged),
+                }  # fmt: skip
 
-            chosen = whole.agree(settled)[whole.rank]
-            whole.same({"name": name, "method": chosen, "ddstore_width": ddstore_width})
-            part = _part(whole, ddstore_width)
+            whole.same(settings := whole.agree(settled)[whole.rank])
+            part = whole if ddstore_width is None else Part(whole, ddstore_width)
             try:
                 share = _share(source, part, encode, chunk_size)
-                meta_dir = _meta_dir(whole, comm, place) if chosen == 2 else None
-                self._load(part, share, name, chosen, meta_dir, decode, fields, ragged)
+                method = settings["method"]
+                self._load(part, share, name, method, decode, fields, ragged)
             finally:
                 if part is not whole:
                     part.close()
@@ -110,7 +114,7 @@ class DistDataset(Rows):
             whole.close()
 
     def _load(
-        self, part: Meeting, share: Share, name: str, method: int, meta_dir: str | None,
+        self, part: Meeting, share: Share, name: str, method: int,
         decode: Decode | None, fields: Any, ragged: Any,
     ) -> None:  # fmt: skip
         total = len(share.source)
@@ -118,8 +122,8 @@ class DistDataset(Rows):
         store = part.open_store(method)
         try:
             token = ""
-            if meta_dir is not None:
-                token = self._publish(part, meta_dir, name, agreed.structure, total)
+            if method == 2:
+                token = self._publish(part, name, agreed.structure, total)
             store_rows(store, name, share, part, agreed)
             if token:  # its variable says that the rows are there
                 mine = bytes.fromhex(token) if part.rank == 0 else b""
@@ -134,7 +138,7 @@ class DistDataset(Rows):
         super().__init__(store, name, agreed.structure, total, decode)
 
     def _publish(
-        self, part: Meeting, dir: str, name: str, structure: Structure, total: int
+        self, part: Meeting, name: str, structure: Structure, total: int
     ) -> str:
         """Method 2: what readers need to know, before the variables. Returns the token
         of this run."""
@@ -143,11 +147,11 @@ class DistDataset(Rows):
 
         def write() -> None:
             if part.rank == 0:
-                record.write(dir, written)
+                record.write(part.place, written)
 
         part.agree(write)
         if part.rank == 0:
-            self._meta = dir, written
+            self._meta = part.place, written
         return token
 
     def free(self) -> None:
@@ -189,12 +193,20 @@ def _check(
             raise TypeError(f"give a list of keys, not {keys!r}")
 
 
-def _part(whole: Meeting, width: int | None) -> Meeting:
-    if width is None:
-        return whole
-    number = whole.rank // width
-    first = number * width
-    return whole.part(number, whole.rank - first, min(width, whole.size - first))
+def _check_place(comm: Any, place: str | None) -> None:
+    """A FileComm's directory is the dataset's."""
+    there = comm.dir if isinstance(comm, FileComm) else None
+    if place and there and os.path.realpath(place) != os.path.realpath(there):
+        raise ValueError(
+            f"handshake_dir is {place}, and that of comm is {there}: leave one out"
+        )
+
+
+def _keys(given: Any) -> Any:
+    """What fields= and ragged= say, in an order that doesn't matter."""
+    if given is None or isinstance(given, bool):
+        return given
+    return sorted(given, key=repr)
 
 
 def _share(
@@ -203,11 +215,6 @@ def _share(
     total = part.agree(lambda: len(source))[part.rank]
     part.same({"len(source)": total})
     return Share(source, share_of(total, part.rank, part.size), encode, chunk_size)
-
-
-def _meta_dir(whole: Meeting, comm: Any, place: str | None) -> str:
-    dir = getattr(comm, "dir", None) if comm is not None else None
-    return str(dir) if dir else directory_of(place)
 
 
 class DistDatasetReader(Rows):

@@ -33,6 +33,7 @@ class Meeting(ABC):
 
     rank: int
     size: int
+    place: str  # the directory of what method 2 publishes
 
     @abstractmethod
     def allgather(self, obj: Any) -> list[Any]:
@@ -40,7 +41,7 @@ class Meeting(ABC):
 
     @abstractmethod
     def part(self, number: int, rank: int, size: int) -> Meeting:
-        """The ranks that give the same number, as a group of their own. Collective."""
+        """The ranks that give the same number, to open a store. Collective."""
 
     @abstractmethod
     def open_store(self, method: int) -> PyDDStore:
@@ -67,17 +68,28 @@ class Meeting(ABC):
 
     def same(self, what: dict[str, Any]) -> None:
         """ValueError on all ranks, unless all say the same. Collective."""
-        for rank, theirs in enumerate(everyone := self.allgather(what)):
+        everyone = self.allgather({key: repr(value) for key, value in what.items()})
+        for rank, theirs in enumerate(everyone):
             for key, value in everyone[0].items():
                 if theirs[key] != value:
-                    differs = f"{key} is {theirs[key]!r} on rank {rank}"
-                    raise ValueError(f"{differs}, and {value!r} on rank 0")
+                    differs = f"{key} is {theirs[key]} on rank {rank}"
+                    raise ValueError(f"{differs}, and {value} on rank 0")
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What work() returns, which is a collective call of these ranks' store: it
+        fails on all of them or on none."""
+        return work()
+
+
+# Made of more than a text, or of another meaning on its way through a generator.
+_SPECIAL = "UnicodeError", "ImportError", "StopIteration", "BaseExceptionGroup"
 
 
 def _described(exc: Exception) -> Failure:
     known = getattr(builtins, type(exc).__name__, None)
     text = exc.args[0] if isinstance(exc, KeyError) and exc.args else exc
-    if type(exc) is known and not isinstance(exc, UnicodeError | ImportError):
+    special = any(kind.__name__ in _SPECIAL for kind in type(exc).__mro__)
+    if type(exc) is known and not special:
         return Failure(type(exc).__name__, str(text))
     if isinstance(exc, _core.DDStoreError):
         return Failure("RuntimeError", str(exc))
@@ -98,13 +110,17 @@ def _exception(rank: int, failure: Failure) -> Exception:
 
 
 class ByFiles(Meeting):
-    """Through files of a directory, or PMI2 (dir None). comm: the caller's own."""
+    """Through files of a directory, or PMI2 (dir None). given: the directory that the
+    caller named, if any. comm: the caller's own."""
 
     def __init__(
-        self, dir: str | None, rank: int, size: int, ns: str, comm: FileComm | None
-    ) -> None:
+        self, dir: str | None, rank: int, size: int, ns: str, comm: FileComm | None,
+        given: str | None,
+    ) -> None:  # fmt: skip
         self.rank, self.size = rank, size
+        self.place = dir or directory_of(given)
         self._dir, self._ns = dir, ns
+        self._named = bool(dir or env._directory(given))
         self._own = comm is None
         self._comm = comm or FileComm(dir, rank, size, ns)
 
@@ -114,15 +130,17 @@ class ByFiles(Meeting):
 
     def part(self, number: int, rank: int, size: int) -> Meeting:
         """The ranks that give the same number. They need a directory."""
-        if self._dir is None:
+        if not self._named:
             raise ValueError("ddstore_width over PMI2 needs handshake_dir")
-        return ByFiles(self._dir, rank, size, f"{self._ns}-{number}", None)
+        ns = f"{self._ns}-{number}"
+        return ByFiles(self.place, rank, size, ns, None, self.place)
 
     def open_store(self, method: int) -> PyDDStore:
-        """A store of these ranks."""
+        """A store of these ranks. Over PMI2 only what it publishes needs a place."""
+        place = self._dir or (self.place if method == 2 else "")
         return PyDDStore(
-            None, method=method, handshake_dir=self._dir or "", rank=self.rank,
-            size=self.size, exchange_ns=f"{self._ns}-rows",
+            None, method=method, handshake_dir=place, rank=self.rank, size=self.size,
+            exchange_ns=f"{self._ns}-rows",
         )  # fmt: skip
 
     def close(self) -> None:
@@ -135,8 +153,8 @@ class ByMpi(Meeting):
     """Over an MPI communicator. own: made for this dataset."""
 
     def __init__(self, comm: Any, dir: str, own: bool = False) -> None:
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self._comm, self._dir, self._own = comm, dir, own
+        self.rank, self.size, self.place = comm.Get_rank(), comm.Get_size(), dir
+        self._comm, self._own = comm, own
 
     def allgather(self, obj: Any) -> list[Any]:
         """Every rank's object, by rank."""
@@ -144,18 +162,62 @@ class ByMpi(Meeting):
 
     def part(self, number: int, rank: int, size: int) -> Meeting:
         """The ranks that give the same number."""
-        return ByMpi(self._comm.Split(number, rank), self._dir, own=True)
+        return ByMpi(self._comm.Split(number, rank), self.place, own=True)
 
     def open_store(self, method: int) -> PyDDStore:
         """A store of these ranks."""
         return PyDDStore(
-            self._comm, method=method, handshake_dir=self._dir if method == 2 else ""
+            self._comm, method=method, handshake_dir=self.place if method == 2 else ""
         )
 
     def close(self) -> None:
         """Frees the communicator that part() made. Collective."""
         if self._own:
             self._comm.Free()
+
+
+class Part(Meeting):
+    """Some of the ranks, with a store of their own: what fails on one rank fails on all
+    of the whole, and messages name the whole's ranks."""
+
+    def __init__(self, whole: Meeting, width: int) -> None:
+        number = whole.rank // width
+        first = number * width
+        self.rank, self.size = whole.rank - first, min(width, whole.size - first)
+        self.place = whole.place
+        self._whole, self._mine = whole, slice(first, first + self.size)
+        self._own = whole.part(number, self.rank, self.size)
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """Those of this part. Collective over the whole, as are all others."""
+        return self._whole.allgather(obj)[self._mine]
+
+    def agree(self, work: Callable[[], T]) -> list[T]:
+        """What work() returns on the ranks of this part."""
+        return self._whole.agree(work)[self._mine]
+
+    def same(self, what: dict[str, Any]) -> None:
+        """ValueError unless all ranks of the whole say the same."""
+        self._whole.same(what)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What work() returns: a collective call of this part alone, of which the
+        others hear if it fails."""
+        done: list[T] = []
+        self._whole.agree(lambda: done.append(work()))
+        return done[0]
+
+    def part(self, number: int, rank: int, size: int) -> Meeting:
+        """There is no need for it."""
+        raise NotImplementedError
+
+    def open_store(self, method: int) -> PyDDStore:
+        """A store of this part."""
+        return self.together(lambda: self._own.open_store(method))
+
+    def close(self) -> None:
+        """Leaves this part."""
+        self._own.close()
 
 
 def directory_of(given: str | None) -> str:
@@ -188,13 +250,15 @@ def meet(
             )
         return ByMpi(comm, directory_of(handshake_dir))
     if comm is not None:
-        return ByFiles(comm.dir, comm.rank, comm.size, _name(comm.ns, comm), comm)
+        ns = _name(comm.ns, comm)
+        return ByFiles(comm.dir, comm.rank, comm.size, ns, comm, handshake_dir)
     if rank is None or size is None:
         rank, size = env.detect()
         place = _place(handshake_dir, rank, size)
     else:
         place = directory_of(handshake_dir)
-    return ByFiles(place, rank, size, _name("", None, place, size), None)
+    ns = _name("", None, place, size)
+    return ByFiles(place, rank, size, ns, None, handshake_dir)
 
 
 def _name(ns: str, comm: FileComm | None, dir: str | None = None, size: int = 0) -> str:

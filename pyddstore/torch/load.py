@@ -226,6 +226,11 @@ def store_rows(
     store: PyDDStore, name: str, share: Share, meeting: Meeting, plan: Plan
 ) -> None:
     """Makes the variables and fills them. Collective."""
+    meeting.together(lambda: _make(store, name, share, plan))
+    meeting.agree(lambda: _fill(store, name, share, plan))
+
+
+def _make(store: PyDDStore, name: str, share: Share, plan: Plan) -> None:
     count = len(share.indices)
     for field in plan.structure.fields:
         rows = count
@@ -237,7 +242,6 @@ def store_rows(
             where[:, 0] = plan.starts[field.key] + lengths.cumsum() - lengths
             store.add(offsets_variable(name, field.key), where)
         store.init(variable(name, field.key), rows, field.disp, field.stored.itemsize)
-    meeting.agree(lambda: _fill(store, name, share, plan))
 
 
 def _fill(store: PyDDStore, name: str, share: Share, plan: Plan) -> None:

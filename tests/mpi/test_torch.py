@@ -185,6 +185,27 @@ def test_bad_sample(comm: Any, shared_dir: str, method: int) -> None:
         DistDataset(Source(), "b", comm, method=3 if comm.rank else method)
 
 
+@pytest.mark.mpi(min_size=2)
+def test_bad_sample_of_one_part(comm: Any, shared_dir: str) -> None:
+    """All ranks hear of it, also those that have stores of their own."""
+    last = comm.size - 1
+
+    class Bad(Source):
+        def __getitem__(self, i: int) -> Any:
+            if i == 0 and comm.rank == last:
+                raise LookupError("unreadable")
+            return super().__getitem__(i)
+
+    for method in (0, 1):
+        with pytest.raises(LookupError, match=f"rank {last}: sample 0: unreadable"):
+            DistDataset(Bad(), "b", comm, 1, method=method, handshake_dir=shared_dir)
+    for given in ({"ragged": True}, {"fields": [1]}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))} is"):
+            DistDataset(
+                Source(), "b", comm, method=0, **(given if comm.rank == last else {})
+            )
+
+
 def test_default_method(comm: Any, shared_dir: str, monkeypatch: Any) -> None:
     with DistDataset(Source(), "d", comm) as ds:
         assert ds.ddstore.method == 0

@@ -365,6 +365,62 @@ def test_filecomm(members: Members) -> None:
     members(3, over_filecomm)
 
 
+def two_directories(m: Member) -> None:
+    with pyddstore.FileComm(m.dir, m.rank, m.size, "app") as comm:
+
+        def make(handshake_dir: str | None) -> DistDataset:
+            return DistDataset(Source(4), "ds", comm, 2, handshake_dir=handshake_dir)
+
+        other = m.dir + "-other"
+        raises(ValueError, "rank 0: ", other, m.dir, call=lambda: make(other))
+        mine = other if m.rank else None
+        raises(ValueError, "rank 1: ", other, m.dir, call=lambda: make(mine))
+        with make(os.path.join(m.dir, ".")) as ds:
+            assert ds[3]["int"] == every_kind(3)["int"]
+            comm.barrier()
+        assert not os.path.exists(other)
+
+
+def test_filecomm_and_another_directory(members: Members) -> None:
+    members(2, two_directories)
+
+
+class Alone:
+    """A FileComm of one rank, which meets through no directory."""
+
+    def __init__(self, dir: str | None, rank: int, size: int, ns: str) -> None:
+        assert (dir, rank, size) == (None, 0, 1)
+
+    def allgather(self, obj: Any) -> list[Any]:
+        return [obj]
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("how", ["argument", "environment", "default"])
+def test_where_pmi2_publishes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Where ranks meet without a directory, method 2 still has one."""
+    from pyddstore.torch import group
+
+    monkeypatch.setattr(group, "FileComm", Alone)
+    monkeypatch.setattr(group, "_place", lambda *given: None)
+    monkeypatch.setenv("DDSTORE_RANK", "0")
+    monkeypatch.setenv("DDSTORE_SIZE", "1")
+    monkeypatch.chdir(tmp_path)
+    if how == "environment":
+        monkeypatch.setenv("DDSTORE_HANDSHAKE_DIR", "environment")
+    given = how if how == "argument" else None
+    with DistDataset(Source(3, pair), "ds", method=2, handshake_dir=given):
+        place = "ddstore_hs" if how == "default" else how
+        assert os.listdir() == [place]
+        assert os.path.exists(os.path.join(place, "ds.meta.json"))
+        with DistDatasetReader("ds", given) as reader:
+            same(reader[2], pair(2))
+
+
 PROGRAM = """
 import sys, os
 sys.path[:0] = sys.argv[1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import time
 from typing import Any
@@ -15,6 +16,7 @@ pytest.importorskip("torch", reason="optional: torch is not installed")
 import torch
 from torch_support import Source, pair, same
 
+from pyddstore import PyDDStore
 from pyddstore.torch import DistDataset, Ragged
 
 SOON_S = 15.0  # the machine may be loaded
@@ -87,6 +89,11 @@ BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
     "exception": (ZeroDivisionError("by zero"), ZeroDivisionError, ["by zero"]),
     "missing key": (KeyError("gone"), KeyError, ["gone"]),
     "own exception": (Odd(1, 2), RuntimeError, ["Odd", "(1, 2)"]),
+    "end of something": (StopIteration(), RuntimeError, ["StopIteration"]),
+    "several exceptions": (
+        getattr(builtins, "ExceptionGroup", Odd)("both", [ValueError()]),
+        RuntimeError, ["both"],
+    ),
 }  # fmt: skip
 
 
@@ -144,7 +151,11 @@ def bad_arguments(m: Member) -> None:
         (ValueError, ["len(source)", "6", "7"], Source(6, good), {}),
         (TypeError, ["rank 1", "int"], 5, {}),
         (ValueError, ["rank 1", "chunk_size"], source, {"chunk_size": 0}),
-        (KeyError, ["rank 1", "'zz'", "'x'"], source, {"fields": ["zz"]}),
+        (ValueError, ["fields", "'zz'", "None"], source, {"fields": ["zz"]}),
+        (ValueError, ["fields", "Ragged"], source, {"fields": [Ragged("x")]}),
+        (TypeError, ["rank 1", "int"], source, {"fields": 5}),
+        (ValueError, ["ragged", "True", "False"], source, {"ragged": True}),
+        (ValueError, ["ragged", "'x'", "False"], source, {"ragged": ["x"]}),
         (RuntimeError, ["rank 1", "cuda"], source, {"device": "cuda"}),
         (
             ValueError,
@@ -158,8 +169,12 @@ def bad_arguments(m: Member) -> None:
     for kind, words, theirs, given in cases:
         call = (lambda t=theirs, g=given: dataset(m, t, **g)) if me else (
             lambda: dataset(m, source))  # fmt: skip
+        began = time.monotonic()
         raises(kind, *words, call=call)
-    with dataset(m, source) as ds:
+        assert time.monotonic() - began < SOON_S, words
+    keys = ["x", "n"][:: -1 if me else 1]
+    raises(KeyError, "'zz'", "'x'", call=lambda: dataset(m, source, fields=["zz"]))
+    with dataset(m, source, fields=keys, ragged=keys[:0]) as ds:
         assert len(ds) == COUNT
         m.meet("read")
 
@@ -170,6 +185,35 @@ def raise_odd(sample: Any) -> Any:
 
 def test_bad_arguments(members: Members) -> None:
     members(2, bad_arguments)
+
+
+def bad_in_one_part(m: Member) -> None:
+    """With ddstore_width, all ranks hear of what is wrong in one part."""
+    for bad, at in ((0, 0), (2, 0), (3, 6), (1, 5)):
+        odd: Any = LookupError("unreadable") if m.rank == bad else good(at)
+        began = time.monotonic()
+        raises(
+            LookupError, f"rank {bad}: sample {at}: unreadable",
+            call=lambda at=at, odd=odd: dataset(m, With(at, odd), ddstore_width=2),
+        )  # fmt: skip
+        assert time.monotonic() - began < SOON_S
+    init = PyDDStore.init
+
+    def fail(*given: Any) -> None:
+        raise MemoryError("no more")
+
+    if m.rank == 3:
+        PyDDStore.init = fail  # type: ignore[method-assign]
+    call = lambda: dataset(m, Source(COUNT, good), ddstore_width=1)  # noqa: E731
+    raises(MemoryError, "rank 3: no more", call=call)
+    PyDDStore.init = init  # type: ignore[method-assign]
+    with dataset(m, Source(COUNT, good), ddstore_width=3) as ds:
+        same(ds[6], good(6))
+        m.meet("read")
+
+
+def test_bad_in_one_part(members: Members) -> None:
+    members(4, bad_in_one_part)
 
 
 def failures_in_public_means(m: Member) -> None:
