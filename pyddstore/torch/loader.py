@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from typing_extensions import Self
 
 from .direct import direct
+from .rows import in_turn
 from .work import BufferPool, Work, find, has_buffers, rows_below
 
 
@@ -27,7 +28,8 @@ class ThreadDataLoader(DataLoader[Any]):
     prefetch_factor batches are read ahead while the caller holds one. Each iter() is an
     iterator of its own, with its own threads; one that is left early ends them. An
     exception in a worker is raised here, with the worker's traceback. worker_init_fn is
-    called in each thread; DDSTORE_AFFINITY_WIDTH and _OFFSET bind threads to CPUs.
+    called in each thread, where torch.utils.data.get_worker_info() is None, as it is in
+    the main process. DDSTORE_AFFINITY_WIDTH and _OFFSET bind threads to CPUs.
 
     reuse_buffers: reads go into a fixed pool of registered buffers, one set a worker.
     For a DistDataset, DistDatasetReader or WindowedDataset, or a Subset of one, and
@@ -36,7 +38,9 @@ class ThreadDataLoader(DataLoader[Any]):
     returns shares memory with the samples. Else ValueError or TypeError.
 
     A dataset of method 0 is read by one thread at most: num_workers is 0 or 1, else
-    ValueError, and every rank takes as many batches.
+    ValueError, and every rank takes as many batches. All that loaders have begun to
+    read of it is read in the order in which it was begun, the same on all ranks: other
+    iterators, batches read elsewhere and the dataset's free() come after it.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class ThreadDataLoader(DataLoader[Any]):
         super().__init__(dataset, **arguments)
         if isinstance(dataset, IterableDataset):
             raise TypeError("an IterableDataset has no indices to hand out to threads")
-        self._together = any(rows._method == 0 for rows in rows_below(dataset))
+        self._together = [rows for rows in rows_below(dataset) if rows._method == 0]
         if self._together and self.num_workers > 1:
             raise ValueError(
                 f"num_workers={self.num_workers}: reads of method 0 are collective and "
@@ -138,6 +142,7 @@ class _Batches(Iterator[Any]):
         pin = _pins(loader.pin_memory)
         self._work = Work(loader, loader._pool, pin)
         self._length = loader
+        self._together = loader._together
         self._timeout = loader.timeout or None
         sampler: Any = loader.batch_sampler  # one without batches is false
         self._order = iter(loader.sampler if sampler is None else sampler)
@@ -162,7 +167,12 @@ class _Batches(Iterator[Any]):
         """Hands the next indices to the workers, if there are any."""
         if self._executor is not None and self._end.alive:
             for indices in self._order:
-                self._futures.append(self._executor.submit(self._work, indices))
+                submit = self._executor.submit
+                self._futures.append(
+                    in_turn(self._together, submit, self._work, indices)
+                    if self._together
+                    else submit(self._work, indices)
+                )
                 return
 
     def __next__(self) -> Any:

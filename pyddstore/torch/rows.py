@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,6 +64,36 @@ def row_numbers(indices: Any, total: int | None) -> NDArray[np.int64]:
     return array
 
 
+_turn = threading.local()  # here: whether this thread has its turn
+
+
+def in_turn(
+    datasets: Sequence[Rows], submit: Callable[..., Future[Any]], work: Any, *given: Any
+) -> Future[Any]:
+    """Submits work(*given), which reads these datasets of method 0, to a thread. What
+    is begun for one of them runs one after another, in the order in which it was begun:
+    so it does on all ranks, of whatever loaders they are."""
+    before = [one._last for one in datasets if one._last is not None]
+    done = threading.Event()
+    future = submit(_after, before, done, work, *given)
+    for one in datasets:
+        one._last = done
+    return future
+
+
+def _after(
+    before: list[threading.Event], done: threading.Event, work: Any, *given: Any
+) -> Any:
+    try:
+        for one in before:
+            one.wait()
+        _turn.here = True
+        return work(*given)
+    finally:
+        _turn.here = False
+        done.set()
+
+
 def _outside(index: int, total: int) -> IndexError:
     return IndexError(f"index {index} is out of range: the dataset has {total} samples")
 
@@ -93,6 +124,7 @@ class Rows(Dataset[Any]):
         self._record: bytes | None = None  # of the store, in another process
         self._freed = False
         self._opening = threading.Lock()
+        self._last: threading.Event | None = None  # of what loaders have begun
 
     # ---- the store -------------------------------------------------------------------
 
@@ -136,12 +168,20 @@ class Rows(Dataset[Any]):
 
     def free(self) -> None:
         """Frees the store, or this process's reader. Local on methods 1 and 2;
-        collective on method 0. Twice does nothing. Others may still be reading: meet
-        them before."""
+        collective on method 0, after what loaders have begun. Twice does nothing.
+        Others may still be reading: meet them before."""
+        mine = self._pid == os.getpid()
+        if mine:
+            self._wait_for_loaders()
         self._freed = True
         store, self._store = self._store, None
-        if store is not None and self._pid == os.getpid():
+        if store is not None and mine:
             store.free()
+
+    def _wait_for_loaders(self) -> None:
+        """Method 0: until what loaders have begun is read, as on the other ranks."""
+        if self._last is not None and not getattr(_turn, "here", False):
+            self._last.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -283,7 +323,9 @@ class Rows(Dataset[Any]):
     @contextmanager
     def _told(self) -> Iterator[None]:
         """What fails inside fails on all ranks, with method 0: the others are in the
-        call."""
+        call, after what loaders have begun."""
+        if self._batched:
+            self._wait_for_loaders()
         try:
             yield
         except Exception as exc:
@@ -301,8 +343,8 @@ class Rows(Dataset[Any]):
         """single: by get(), which is not collective with method 0."""
         store = self.ddstore
         batched = self._batched and not (single and self._method == 0)
-        with self._told():
-            if out is not None:
+        if out is not None:
+            with self._told():
                 _check_buffers(out, fields, len(rows))
         read: dict[Key, Any] = {}
         for field in fields:

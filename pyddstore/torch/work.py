@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from .. import _core
 from .rows import Buffers, Rows
@@ -21,8 +21,9 @@ def rows_below(dataset: Any) -> Iterator[Rows]:
     """The datasets in stores that a dataset of PyTorch's own kinds reads from."""
     if isinstance(dataset, Rows):
         yield dataset
-    elif isinstance(dataset, ConcatDataset):
-        for one in dataset.datasets:
+    elif isinstance(dataset, ConcatDataset | StackDataset):
+        parts: Any = dataset.datasets
+        for one in parts.values() if isinstance(parts, dict) else parts:
             yield from rows_below(one)
     elif isinstance(dataset, Subset | WindowedDataset):
         yield from rows_below(dataset.dataset)
@@ -73,6 +74,7 @@ class BufferPool:
         self._closed = False
         self._rows = rows
         store = next(rows_below(dataset)).ddstore
+        self._together = store.method == 0
         self.saves = any(p["path"] not in _UNREGISTERED for p in store.transports())
         try:
             for _ in range(sets):
@@ -86,7 +88,8 @@ class BufferPool:
         """A set of buffers for so many samples, until the end of the block."""
         buffers = self._free.get()
         try:
-            if self._closed:
+            # With method 0 the other ranks read what was begun, closed or not.
+            if self._closed and not self._together:
                 raise RuntimeError("this loader was closed")
             # A batch sampler's batches may grow. None: that has failed before.
             if rows > self._rows:

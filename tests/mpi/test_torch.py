@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ pytest.importorskip("torch", reason="optional: torch is not installed")
 
 import torch
 from mpi4py import MPI
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import DataLoader, DistributedSampler, StackDataset, Subset
 
 from pyddstore.torch import (
     DistDataset,
@@ -136,10 +138,59 @@ def batches_of(sampler: Any) -> Any:
     return DataLoader(samples, batch_size=2, sampler=sampler)
 
 
+@pytest.mark.parametrize("reuse", [False, True])
+def test_several_iterators(comm: Any, ds: DistDataset, reuse: bool) -> None:
+    """Over one store: of one loader, of another one, and batches in between."""
+    parts = [[(i + comm.rank) % COUNT for i in range(COUNT)], [3, comm.rank, 4, 12, 7]]
+    more = {"batch_size": 2, "num_workers": 1, "reuse_buffers": reuse}
+    loaders: list[Any] = [ThreadDataLoader(Subset(ds, part), **more) for part in parts]
+    loaders.append(ThreadDataLoader(Subset(ds, parts[0]), batch_size=2))
+    for turn in range(6):
+        first = iter(loaders[0])
+        seen = next(first)[1].tolist()
+        time.sleep(0.003 * ((comm.rank + turn) % comm.size))
+        if turn % 2:
+            first = iter(loaders[0])  # takes the place of one that still reads
+            seen = []
+        second, third = iter(loaders[1]), iter(loaders[2])
+        others: list[Any] = [[], []]
+        for batch in first:
+            seen += batch[1].tolist()
+            assert numbers(ds.__getitems__([comm.rank, 5])) == [comm.rank, 5]
+            for into, one in zip(others, (second, third), strict=True):
+                into += [n for b in itertools.islice(one, 1) for n in b[1].tolist()]
+        for into, one in zip(others, (second, third), strict=True):
+            into += [n for b in one for n in b[1].tolist()]
+        assert seen == parts[0]
+        assert others == [parts[1], parts[0]]
+    for loader in loaders:
+        loader.close()
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_free_after_leaving_early(
+    comm: Any, shared_dir: str, reuse: bool, caplog: Any
+) -> None:
+    """What the loader has begun ends first, although nobody closed it."""
+    for turn in range(8):
+        ds = DistDataset(Source(), "ds", comm, method=0)
+        loader = ThreadDataLoader(
+            ds, batch_size=1, num_workers=1, prefetch_factor=9, reuse_buffers=reuse
+        )
+        for batch in loader:
+            assert batch[1].tolist() == [0]
+            break
+        del loader, batch
+        time.sleep(0.002 * ((comm.rank + turn) % comm.size))
+        ds.free()
+    assert [one.getMessage() for one in caplog.records] == []
+
+
 def test_workers_are_refused(comm: Any, ds: DistDataset) -> None:
     if ds.ddstore.method != 0:
         return
-    for one in (ds, Subset(ds, [1]), WindowedDataset(ds, 2)):
+    stacks = StackDataset([1] * COUNT, ds), StackDataset(n=range(COUNT), x=ds)
+    for one in (ds, Subset(ds, [1]), WindowedDataset(ds, 2), *stacks):
         with pytest.raises(ValueError, match=r"num_workers=2.*method=1"):
             ThreadDataLoader(one, num_workers=2)
     with pytest.raises(RuntimeError, match="method=1 or method=2"):
