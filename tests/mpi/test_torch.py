@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import pickle
 import sys
 import time
@@ -16,8 +17,10 @@ import pytest
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
 import torch
+import torch_support
 from mpi4py import MPI
 from torch.utils.data import DataLoader, DistributedSampler, StackDataset, Subset
+from torch_support import every_kind, same
 
 from pyddstore.torch import (
     DistDataset,
@@ -266,6 +269,77 @@ def test_default_method(comm: Any, shared_dir: str, monkeypatch: Any) -> None:
         comm.Barrier()
     assert MPI.Query_thread() >= MPI.THREAD_SERIALIZED
     assert "torch" in sys.modules
+
+
+@pytest.mark.parametrize("count", [0, 1, 11])
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_every_kind(
+    comm: Any, shared_dir: str, method: int, count: int, chunk_size: int | None
+) -> None:
+    """Also where ranks have no samples."""
+    source = torch_support.Source(count)
+    given = {"method": method, "handshake_dir": shared_dir, "chunk_size": chunk_size}
+    with DistDataset(source, "k", comm, **given) as ds:
+        mine = count // comm.size + (comm.rank < count % comm.size)
+        assert len(source.asked) == mine + bool(mine)
+        assert len(ds) == count
+        wanted = [(comm.rank + 3 * i) % count for i in range(4 if count else 0)]
+        same(ds.__getitems__(wanted), [every_kind(i) for i in wanted])
+        same([ds[i] for i in range(-count, 0)], [every_kind(i) for i in range(count)])
+        rows = ds.read_rows(wanted, ["int"]) if count else {}
+        for column in rows.values():
+            assert column.tolist() == [i - 2**62 for i in wanted]
+        with ThreadDataLoader(
+            ds, batch_size=3, num_workers=1, collate_fn=list
+        ) as loader:
+            got = [one for batch in loader for one in batch]
+        same(got, [every_kind(i) for i in range(count)])
+        comm.Barrier()
+
+
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_encode_decode_fields(
+    comm: Any, shared_dir: str, method: int, chunk_size: int | None
+) -> None:
+    texts = [f"text {i:02}" for i in range(COUNT)]
+    given = {"method": method, "handshake_dir": shared_dir, "chunk_size": chunk_size}
+    with DistDataset(
+        texts, "t", comm, **given,
+        encode=lambda text: np.frombuffer(text.encode(), np.uint8),
+        decode=lambda stored, i: (stored.tobytes().decode(), i),
+    ) as ds:  # fmt: skip
+        wanted = [comm.rank, -1, 0]
+        want = [(texts[i], i % COUNT) for i in wanted]
+        assert ds.__getitems__(wanted) == [ds[i] for i in wanted] == want
+        comm.Barrier()
+    source = torch_support.Source(COUNT)
+    with DistDataset(source, "f", comm, **given, fields=["int", "text"]) as ds:
+        want = [{k: every_kind(i)[k] for k in ("text", "int")} for i in (3, comm.rank)]
+        same(ds.__getitems__([3, comm.rank]), want)
+        same(ds[3], want[0])
+        comm.Barrier()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("start", ["forkserver", "spawn"])
+@pytest.mark.parametrize("method", [1, 2])
+def test_worker_processes(comm: Any, shared_dir: str, method: int, start: str) -> None:
+    """They know nothing of MPI."""
+    source = torch_support.Source(5, torch_support.pair)
+    with DistDataset(source, "w", comm, method=method, handshake_dir=shared_dir,
+                     decode=torch_support.numbered) as ds:  # fmt: skip
+        if comm.rank < 2:
+            loader: Any = DataLoader(
+                ds, batch_size=2, num_workers=1, multiprocessing_context=start,
+                collate_fn=torch_support.as_list,
+            )  # fmt: skip
+            got = [one for batch in loader for one in batch]
+            assert not any(one["mpi"] for one in got)
+            assert {one["pid"] for one in got}.isdisjoint({os.getpid()})
+            want = [torch_support.pair(i) for i in range(5)]
+            same([one["sample"] for one in got], want)
+        assert ds[0]["mpi"]
+        comm.Barrier()
 
 
 BAD: list[Any] = [
