@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
 import torch
-from loader_support import COUNT, loaded
+from loader_support import COUNT, loaded, sample
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -27,7 +27,12 @@ from torch.utils.data import (
 )
 from torch_support import Source, graph, pair, same
 
-from pyddstore.torch import DistDataset, ThreadDataLoader, WindowedDataset
+from pyddstore.torch import (
+    DistDataset,
+    DistDatasetReader,
+    ThreadDataLoader,
+    WindowedDataset,
+)
 
 
 @pytest.fixture
@@ -225,6 +230,27 @@ def test_uncollatable(tmp_path: Any) -> None:
         for loader in (DataLoader(ds), ThreadDataLoader(ds, num_workers=1)):
             with pytest.raises(TypeError, match="found"):
                 list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_readers(tmp_path: Any, workers: int) -> None:
+    """Of a dataset that a running job holds, and windows over one."""
+    given: dict[str, Any] = {"rank": 0, "size": 1, "handshake_dir": str(tmp_path / "h")}
+    with DistDataset(Source(COUNT, sample), "ds", method=2, **given) as ds, \
+            DistDatasetReader("ds", tmp_path / "h") as reader:  # fmt: skip
+        own, theirs = (
+            [one, Subset(one, [9, 3, -1]), WindowedDataset(one, 4, 3, fields=["x"])]
+            for one in (ds, reader)
+        )
+        for mine, other in zip(own, theirs, strict=True):
+            want = list(DataLoader(mine, batch_size=5))
+            same(list(DataLoader(other, batch_size=5)), want)
+            for reuse in (False, True):
+                with ThreadDataLoader(
+                    other, batch_size=5, num_workers=workers, reuse_buffers=reuse
+                ) as loader:
+                    same(list(loader), want)
+                    same(list(loader), want)
 
 
 class FakeMpi:

@@ -99,6 +99,15 @@ def other_datasets(m: Member) -> None:
                                            collate_fn=as_list))  # fmt: skip
 
                 same(read(2), read(0))
+            for start in ("forkserver", "spawn"):
+                parts = [Subset(ds, [5, 0]), ConcatDataset([ds, ds])]
+                parts += [WindowedDataset(ds, 3, dilation=2), graphs, ds]
+                whole = ConcatDataset(parts)
+                loader = DataLoader(
+                    whole, batch_size=9, num_workers=2, collate_fn=as_list,
+                    multiprocessing_context=start,
+                )  # fmt: skip
+                same([one for batch in loader for one in batch], list(whole))
             collated = list(DataLoader(ds, batch_size=5, num_workers=2))
             same(collated, list(DataLoader(ds, batch_size=5)))
             # Beside threads of this process that read.
@@ -107,16 +116,18 @@ def other_datasets(m: Member) -> None:
                 next(batches)
                 same(list(DataLoader(ds, batch_size=5, num_workers=2)), collated)
                 assert len(list(batches)) == len(threads) - 1
+            m.mark("over")
+        m.wait("over", 100)
         m.meet("read")
 
 
 @pytest.mark.parametrize("env", [{}, TCP])
 def test_other_datasets(members: Members, env: dict[str, str]) -> None:
-    members(2, other_datasets, env)
+    members(2, other_datasets, env, limit_s=110)
 
 
-def children_that_end(m: Member, start: str) -> None:
-    with dataset(m, Source(COUNT, pair)) as ds:
+def children_that_end(m: Member, start: str, method: int) -> None:
+    with dataset(m, Source(COUNT, pair), method=method) as ds:
         if m.rank == 0:
             for how in ("raises", "exits", "ends", "killed"):
                 loader = DataLoader(
@@ -136,16 +147,30 @@ def children_that_end(m: Member, start: str) -> None:
             again = list(DataLoader(ds, batch_size=2, num_workers=2))
             assert len(again) == COUNT // 2
             m.mark("over")
-        m.wait("over", 100)
+        m.wait("over", 140)
         m.meet("read")
         same(ds[0], pair(0))
+        if method == 2:
+            with DistDatasetReader("ds", m.dir) as reader:
+                same(reader[COUNT - 1], pair(COUNT - 1))
         m.meet("and again")
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("env", [{}, TCP])
-def test_children_that_end(members: Members, start: str, env: dict[str, str]) -> None:
-    members(2, children_that_end, env, limit_s=110, start=start)
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("start", "method", "env"),
+    [
+        ("fork", 1, {}),
+        ("fork", 2, TCP),
+        ("forkserver", 2, {}),
+        ("spawn", 1, TCP),
+        ("spawn", 2, {}),
+    ],
+)
+def test_children_that_end(
+    members: Members, start: str, method: int, env: dict[str, str]
+) -> None:
+    members(2, children_that_end, env, limit_s=150, start=start, method=method)
 
 
 def in_a_child(m: Member, method: int) -> None:
