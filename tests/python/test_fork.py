@@ -302,12 +302,24 @@ def test_a_fork_beside_add(members: Members) -> None:
     members(2, fork_beside_add, MAPPED)
 
 
-def glance(store: Any, turn: int) -> bool:
+def glance(store: Any) -> bool:
     raises(pyddstore.DDStoreError, "fork_reader()", call=lambda: store.info("x"))
-    if turn % 10 == 0:
-        with store.fork_reader() as reader:
-            return bool(reader.info("x")[0] == read_all(reader).shape[0])
-    return True
+    with store.fork_reader() as reader:
+        return bool(reader.info("x")[0] == read_all(reader).shape[0])
+
+
+def end_somehow(store: Any, turn: int) -> None:
+    """A forked child's ways to end, after misuse of the store or none."""
+    signal.alarm(50)
+    if turn % 4 == 0:
+        os._exit(3)
+    raises(pyddstore.DDStoreError, "fork_reader()", call=lambda: read_all(store))
+    store.free()
+    if turn % 4 == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if turn % 20 == 2:
+        raise RuntimeError("as it happens")  # ends as an interpreter does
+    os._exit(0)
 
 
 def fork_beside_reads(m: Member) -> None:
@@ -330,8 +342,20 @@ def fork_beside_reads(m: Member) -> None:
     ]
     for thread in threads:
         thread.start()
-    for turn in range(100):
-        assert in_fork(glance, store, turn)
+    sys.setswitchinterval(0.0005)  # a fork waits for threads that hold the interpreter
+    children = []
+    for turn in range(500 if m.rank == 0 else 100):
+        if turn % 25 == 0:
+            assert in_fork(glance, store)
+            while children:
+                os.waitpid(children.pop(), 0)
+            assert not failed, failed
+            continue
+        children.append(os.fork())
+        if children[-1] == 0:
+            end_somehow(store, turn)
+    for child in children:
+        os.waitpid(child, 0)
     over.set()
     for thread in threads:
         thread.join(30)
