@@ -47,9 +47,10 @@ class DistDataset(Rows):
 
     comm: an mpi4py communicator or a FileComm; or rank and size; with neither, what the
     launcher says. method: DDSTORE_METHOD by default, else 0 over MPI and 1 without.
-    handshake_dir: DDSTORE_HANDSHAKE_DIR by default, else ./ddstore_hs. ddstore_width:
-    so many ranks in a row form a store of their own, with all samples; not with method
-    2. device, add_device: None or "cpu".
+    handshake_dir: that of a FileComm, which no other may be given beside; else
+    DDSTORE_HANDSHAKE_DIR by default, else ./ddstore_hs. ddstore_width: so many ranks in
+    a row form a store of their own, with all samples; not with method 2. device,
+    add_device: None or "cpu".
 
     encode(sample): what is stored in its place; decode(stored, index): what is
     returned. fields: keys of those that are kept, of which Ragged(key) may differ in
