@@ -6,7 +6,8 @@
 #include <stdlib.h>
 
 #define LOG_NS     (10 * DDSTORE__S)
-#define BACKOFF_NS (250 * DDSTORE__MS)
+#define BACKOFF_NS (500 * DDSTORE__MS)
+#define SLICE_NS   (125 * DDSTORE__MS) /* without a look at whether to go on */
 #define CLAIMS_NS  DDSTORE__S /* between two times of asking the holders of claims */
 #define KEPT       4          /* peers that a search goes on to ask */
 
@@ -183,7 +184,7 @@ static int rest(const struct search *s, int64_t ns, ddstore_error *err)
         int64_t left = until - ddstore__now_ns();
         if (rc || left <= 0)
             return rc;
-        ddstore__sleep_ns(left < 100 * DDSTORE__MS ? left : 100 * DDSTORE__MS);
+        ddstore__sleep_ns(left < SLICE_NS ? left : SLICE_NS);
     }
 }
 

@@ -6,7 +6,7 @@
 
 #define PAUSE_LONGEST (250 * DDSTORE__MS)
 #define SLICE                                                                          \
-    (50 * DDSTORE__MS) /* the longest sleep without a look at the close flag */
+    (125 * DDSTORE__MS) /* the longest sleep without a look at the close flag */
 #define CHECK_EVERY   (20 * DDSTORE__MS) /* the host's interrupt check may be dear */
 #define FOREIGN_GRACE (3 * DDSTORE__S)
 
