@@ -103,7 +103,9 @@ class DistDataset(Rows):
                 }  # fmt: skip
 
             whole.same(settings := whole.agree(settled)[whole.rank])
-            part = whole if ddstore_width is None else Part(whole, ddstore_width)
+            part: Meeting = whole
+            if ddstore_width is not None:
+                part = Part(whole, ddstore_width)
             try:
                 share = _share(source, part, encode, chunk_size)
                 method = settings["method"]

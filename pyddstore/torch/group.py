@@ -40,10 +40,6 @@ class Meeting(ABC):
         """Every rank's object, by rank. Collective."""
 
     @abstractmethod
-    def part(self, number: int, rank: int, size: int) -> Meeting:
-        """The ranks that give the same number, to open a store. Collective."""
-
-    @abstractmethod
     def open_store(self, method: int) -> PyDDStore:
         """A store of these ranks. Collective."""
 
@@ -129,7 +125,8 @@ class ByFiles(Meeting):
         return self._comm.allgather(obj)
 
     def part(self, number: int, rank: int, size: int) -> Meeting:
-        """The ranks that give the same number. They need a directory."""
+        """The ranks that give the same number, to open a store. They need a directory.
+        Collective."""
         if not self._named:
             raise ValueError("ddstore_width over PMI2 needs handshake_dir")
         ns = f"{self._ns}-{number}"
@@ -161,7 +158,7 @@ class ByMpi(Meeting):
         return list(self._comm.allgather(obj))
 
     def part(self, number: int, rank: int, size: int) -> Meeting:
-        """The ranks that give the same number."""
+        """The ranks that give the same number, to open a store. Collective."""
         return ByMpi(self._comm.Split(number, rank), self.place, own=True)
 
     def open_store(self, method: int) -> PyDDStore:
@@ -180,13 +177,13 @@ class Part(Meeting):
     """Some of the ranks, with a store of their own: what fails on one rank fails on all
     of the whole, and messages name the whole's ranks."""
 
-    def __init__(self, whole: Meeting, width: int) -> None:
+    def __init__(self, whole: ByFiles | ByMpi, width: int) -> None:
         number = whole.rank // width
         first = number * width
         self.rank, self.size = whole.rank - first, min(width, whole.size - first)
         self.place = whole.place
         self._whole, self._mine = whole, slice(first, first + self.size)
-        self._own = whole.part(number, self.rank, self.size)
+        self._own: Meeting = whole.part(number, self.rank, self.size)
 
     def allgather(self, obj: Any) -> list[Any]:
         """Those of this part. Collective over the whole, as are all others."""
@@ -206,10 +203,6 @@ class Part(Meeting):
         done: list[T] = []
         self._whole.agree(lambda: done.append(work()))
         return done[0]
-
-    def part(self, number: int, rank: int, size: int) -> Meeting:
-        """There is no need for it."""
-        raise NotImplementedError
 
     def open_store(self, method: int) -> PyDDStore:
         """A store of this part."""
@@ -235,7 +228,7 @@ def is_mpi(comm: Any) -> bool:
 
 def meet(
     comm: Any, rank: int | None, size: int | None, handshake_dir: str | None
-) -> Meeting:
+) -> ByFiles | ByMpi:
     """The group of a dataset, by whatever the caller has: a communicator, a FileComm,
     rank and size, or nothing but a launcher. Collective."""
     if comm is not None and (rank is not None or size is not None):

@@ -39,14 +39,14 @@ def loaded(tmp_path: Any) -> Iterator[DistDataset]:
     ) as one:
         yield one
         gc.collect()
-        threads_are(0)
+        no_threads_are_left()
 
 
 def threads() -> int:
     return sum(t.name.startswith("ThreadDataLoader") for t in threading.enumerate())
 
 
-def threads_are(count: int, limit_s: float = 10) -> None:
+def no_threads_are_left(limit_s: float = 10) -> None:
     until = time.monotonic() + limit_s
     while threads():
         assert time.monotonic() < until, threading.enumerate()

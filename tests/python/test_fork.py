@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 import fork_child
@@ -318,13 +319,25 @@ def end_somehow(store: Any, turn: int) -> None:
     signal.alarm(50)
     if turn % 4 == 0:
         os._exit(3)
-    raises(pyddstore.DDStoreError, "fork_reader()", call=lambda: read_all(store))
-    store.free()
+    try:
+        raises(pyddstore.DDStoreError, "fork_reader()", call=lambda: read_all(store))
+        store.free()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(99)
     if turn % 4 == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if turn % 20 == 2:
         raise RuntimeError("as it happens")  # ends as an interpreter does
     os._exit(0)
+
+
+def check_ends(children: dict[int, int]) -> None:
+    """That they ended as end_somehow() does."""
+    while children:
+        turn, child = children.popitem()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status == {0: 3, 1: -signal.SIGKILL}.get(turn % 4, 0), (turn, status)
 
 
 def fork_beside_reads(m: Member) -> None:
@@ -348,19 +361,17 @@ def fork_beside_reads(m: Member) -> None:
     for thread in threads:
         thread.start()
     sys.setswitchinterval(0.0005)  # a fork waits for threads that hold the interpreter
-    children = []
+    children: dict[int, int] = {}
     for turn in range(500 if m.rank == 0 else 100):
         if turn % 25 == 0:
             assert in_fork(glance, store)
-            while children:
-                os.waitpid(children.pop(), 0)
+            check_ends(children)
             assert not failed, failed
             continue
-        children.append(os.fork())
-        if children[-1] == 0:
+        children[turn] = os.fork()
+        if children[turn] == 0:
             end_somehow(store, turn)
-    for child in children:
-        os.waitpid(child, 0)
+    check_ends(children)
     over.set()
     for thread in threads:
         thread.join(30)

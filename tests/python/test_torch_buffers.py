@@ -11,7 +11,7 @@ from members import Member, Members
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
 import torch
-from loader_support import COUNT, loaded, sample, threads, threads_are
+from loader_support import COUNT, loaded, no_threads_are_left, sample, threads
 from torch.utils.data import DataLoader
 from torch_support import Source, same
 
@@ -33,7 +33,7 @@ def test_left_early(ds: Any, reuse: bool) -> None:
             if n == 2:
                 break
     gc.collect()
-    threads_are(0)
+    no_threads_are_left()
     if reuse:
         assert loader._pool is not None
         assert loader._pool._free.qsize() == 3
@@ -74,7 +74,7 @@ def test_dropped_loaders_release_buffers(
         assert registered.count >= 2
         del loader, batches
         gc.collect()
-    threads_are(0)
+    no_threads_are_left()
     assert registered.count == 0
 
 

@@ -13,7 +13,7 @@ from members import Member, Members
 
 pytest.importorskip("torch", reason="optional: torch is not installed")
 
-from loader_support import COUNT, Slow, loaded, sample, threads_are
+from loader_support import COUNT, Slow, loaded, no_threads_are_left, sample
 from torch_support import Source, same
 
 from pyddstore.torch import DistDataset, ThreadDataLoader
@@ -45,7 +45,7 @@ def test_batches_in_flight(workers: int, prefetch: int | None) -> None:
         next(batches)
         settled(ahead + held)
     del batches
-    threads_are(0)
+    no_threads_are_left()
 
 
 def test_separate_iterators(ds: Any) -> None:
@@ -128,7 +128,7 @@ def test_close_beside_a_waiting_next() -> None:
         assert not one.is_alive()
     assert ended == [None]
     assert len(slow.begun) == 2
-    threads_are(0)
+    no_threads_are_left()
 
 
 def test_worker_init_fn() -> None:

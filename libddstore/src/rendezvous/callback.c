@@ -91,8 +91,8 @@ int ddstore__callback_gather(ddstore_comm *comm, const void *mine, size_t bytes,
 }
 
 /* All ranks have the same heads, so all find the same. */
-static int check_kinds(ddstore_comm *comm, const ddstore__gather_head *mine,
-                       const ddstore__gather_head *all, ddstore_error *err)
+static int check_kinds(ddstore_comm *comm, const ddstore__gather_head *all,
+                       ddstore_error *err)
 {
     static const char *const names[] = {"an exchange", "add", "an epoch call",
                                         "get_batch", "free"};
@@ -104,7 +104,7 @@ static int check_kinds(ddstore_comm *comm, const ddstore__gather_head *mine,
         return DDSTORE_OK;
     comm->in_step = true;
     for (int r = 0; r < comm->size; r++)
-        if (all[r].call == DDSTORE__CALL_FREE && mine->call != DDSTORE__CALL_FREE)
+        if (all[r].call == DDSTORE__CALL_FREE && comm->call != DDSTORE__CALL_FREE)
             return ddstore__fail(err, DDSTORE_ECLOSED,
                                  "a collective call can't end: rank %d frees its store",
                                  r);
@@ -119,13 +119,12 @@ static int check_kinds(ddstore_comm *comm, const ddstore__gather_head *mine,
                          other, name[1], name[0]);
 }
 
-int ddstore__callback_enter(ddstore_comm *comm, ddstore__gather_head *mine,
+int ddstore__callback_enter(ddstore_comm *comm, const ddstore__gather_head *mine,
                             ddstore__gather_head *all, ddstore_error *err)
 {
     struct callback_comm *c = (struct callback_comm *)comm;
     uint8_t *own = c->heads, *at = c->heads + HEAD;
-    mine->call = (uint16_t)comm->call;
-    ddstore__put32(own, mine->kind | (uint32_t)mine->call << 16);
+    ddstore__put32(own, mine->kind | (uint32_t)comm->call << 16);
     ddstore__put32(own + 4, (uint32_t)mine->code);
     for (size_t i = 0; i < 3; i++)
         ddstore__put64(own + 8 + 8 * i, mine->word[i]);
@@ -138,7 +137,7 @@ int ddstore__callback_enter(ddstore_comm *comm, ddstore__gather_head *mine,
         for (size_t i = 0; i < 3; i++)
             all[r].word[i] = ddstore__get64(at + 8 + 8 * i);
     }
-    return rc ? rc : check_kinds(comm, mine, all, err);
+    return rc ? rc : check_kinds(comm, all, err);
 }
 
 /* Fills offsets[0..size]; all ranks come to the same result. */

@@ -78,9 +78,10 @@ typedef struct ddstore__gather_head {
 #define DDSTORE__GATHER_BATCH 2u
 
 /* Gathers one head of every rank. DDSTORE_ECONFLICT where a rank is in a collective of
- * another kind, DDSTORE_ECLOSED where that is to free the store. Sets mine->call.
- * ddstore__comm_enter comes before it, ddstore__comm_leave behind. */
-int ddstore__callback_enter(ddstore_comm *comm, ddstore__gather_head *mine,
+ * another kind or of another call, DDSTORE_ECLOSED where that is to free the store.
+ * mine->call is the comm's. ddstore__comm_enter comes before it, ddstore__comm_leave
+ * behind. */
+int ddstore__callback_enter(ddstore_comm *comm, const ddstore__gather_head *mine,
                             ddstore__gather_head *all, ddstore_error *err);
 int ddstore__callback_gather(ddstore_comm *comm, const void *mine, size_t bytes,
                              void *all, ddstore_error *err);
